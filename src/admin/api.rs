@@ -106,7 +106,16 @@ fn observed(state: &State, asker: &Asker) -> Answer {
 async fn readyz(state: &State, query: Option<&str>) -> Answer {
     let is_store_optional = query.is_some_and(|query| query.split('&').any(|part| part == "store=optional"));
     match state.why_not_ready().await {
-        None => json(StatusCode::OK, &json!({ "status": "ready" })),
+        None => {
+            let away = state.store.get().map(|store| store.away()).unwrap_or_default();
+            match away.is_empty() {
+                true => json(StatusCode::OK, &json!({ "status": "ready" })),
+                false => json(
+                    StatusCode::OK,
+                    &json!({ "status": "ready", "away": away.iter().map(|name| &**name).collect::<Vec<_>>() }),
+                ),
+            }
+        }
         Some(reason @ STORE_UNAVAILABLE) if is_store_optional => {
             json(StatusCode::OK, &json!({ "status": "ready", "reason": reason }))
         }

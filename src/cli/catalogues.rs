@@ -58,6 +58,7 @@ fn all_metrics() -> String {
     let runtime = Builder::new_current_thread().build().unwrap();
     metrics.watch_runtime("main", runtime.handle());
     metrics.cache()(CacheResult::Memory);
+    metrics.database_up("db", true);
     metrics.consumer("orders").in_hand(0);
     metrics.records_by_key().show(&CountByKey::default());
     metrics.limits().exceeded(Limit::MaxHeaders);

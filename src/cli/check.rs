@@ -22,15 +22,16 @@ pub(super) struct CheckArgs {
     /// The configuration file, as --config names it.
     #[arg(value_name = "FILE", conflicts_with = "config")]
     only_file: Option<PathBuf>,
-    /// The store to ask: sqlite:PATH, postgres://USER@HOST/DATABASE or redis://HOST.
+    /// The store to ask: sqlite:PATH, postgres://USER@HOST/DATABASE or redis://HOST. Repeat it to name several PostgreSQL
+    /// databases that are one store.
     #[arg(long, value_name = "URL")]
-    store: Option<String>,
+    store: Vec<String>,
 }
 
 /// Reads the configuration and reports on it, and on what the store holds where one is named.
 pub(super) fn run(args: CheckArgs) -> anyhow::Result<ExitCode> {
     let file = args.only_file.or(args.file.config);
-    let asks_store = args.store.is_some();
+    let asks_store = !args.store.is_empty();
     let flags = Flags { store: args.store, ..Flags::default() };
     let result = config::load(Sources::of_process(file.clone(), flags));
     print(&report(file.as_deref(), &result))?;

@@ -3,12 +3,14 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use clap::Args;
 
 use super::{BAD_CONFIGURATION, FileArgs, complain, print, report};
 use crate::config::{Flags, Postgres, Sources, Store, load_store};
-use crate::store::postgres::{Migration, OpenError, migrate, pending};
+use crate::store::postgres::layout::join;
+use crate::store::postgres::moving::{Move, move_records};
+use crate::store::postgres::{Migration, OpenError, Settings, migrate, pending};
 
 /// Prepare a PostgreSQL database for oncegate, or bring its schema up to date.
 ///
@@ -17,9 +19,19 @@ use crate::store::postgres::{Migration, OpenError, migrate, pending};
 pub(super) struct MigrateArgs {
     #[command(flatten)]
     file: FileArgs,
-    /// The store: postgres://USER@HOST/DATABASE.
+    /// The store: postgres://USER@HOST/DATABASE. Repeat it to name several databases that are one store.
     #[arg(long, value_name = "URL")]
-    store: Option<String>,
+    store: Vec<String>,
+    /// Move the records from this list of databases, which gates may use meanwhile. Repeat it for each of them, in the order
+    /// of [store] url.
+    #[arg(long, value_name = "URL", requires = "to", conflicts_with_all = ["store", "dry_run"])]
+    from: Vec<String>,
+    /// Move the records to this list of databases. Repeat it for each of them.
+    #[arg(long, value_name = "URL", requires = "from")]
+    to: Vec<String>,
+    /// Let the databases know of the move, so that gates can start with the next list, and move nothing yet.
+    #[arg(long, requires = "from")]
+    prepare: bool,
     /// Print the SQL that would run, and change nothing.
     #[arg(long)]
     dry_run: bool,
@@ -28,6 +40,9 @@ pub(super) struct MigrateArgs {
 /// Migrates the store that is configured.
 pub(super) fn run(args: MigrateArgs) -> anyhow::Result<ExitCode> {
     let file = args.file.config.clone();
+    if !args.from.is_empty() {
+        return move_between(args);
+    }
     let flags = Flags { store: args.store, ..Flags::default() };
     let store = match load_store(Sources::of_process(args.file.config, flags)) {
         Ok(store) => store,
@@ -44,7 +59,12 @@ pub(super) fn run(args: MigrateArgs) -> anyhow::Result<ExitCode> {
         Store::Redis(store) => format!("store redis, {}: nothing to migrate\n", store.servers()),
         Store::Postgres(store) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(postgres(store, args.dry_run)).map_err(|error| explained(store, &error))?
+            let said = runtime.block_on(postgres(store, args.dry_run));
+            said.map_err(|error| explained(&store.servers(), &error))?
+        }
+        Store::Databases(databases) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(list(databases, args.dry_run))?
         }
     };
     print(&said)?;
@@ -59,6 +79,61 @@ async fn postgres(store: &Postgres, is_dry: bool) -> Result<String, OpenError> {
     let Some(last) = applied.last() else { return Ok("schema oncegate: nothing to do\n".to_owned()) };
     let names: Vec<String> = applied.iter().map(|one| format!("{} {}", one.version, one.name)).collect();
     Ok(format!("schema oncegate: applied {}; now at version {}\n", names.join(", "), last.version))
+}
+
+/// Prepares each database of a list, and makes them one store.
+async fn list(databases: &[Postgres], is_dry: bool) -> anyhow::Result<String> {
+    let names: Vec<String> = databases.iter().map(Postgres::servers).collect();
+    let mut said = String::new();
+    for (database, name) in databases.iter().zip(&names) {
+        let one = postgres(database, is_dry).await.map_err(|error| explained(name, &error))?;
+        let _ = if is_dry { write!(said, "-- {name}\n{one}\n") } else { write!(said, "{name}: {one}") };
+    }
+    if is_dry {
+        return Ok(said + "-- Without --dry-run, the databases become one store then, which a script cannot do.\n");
+    }
+    let settings: Vec<Settings> = databases.iter().map(|database| database.settings.clone()).collect();
+    let is_new = join(&names, &settings).await.map_err(|error| explained(&names.join(" and "), &error))?;
+    let count = databases.len();
+    Ok(said
+        + &if is_new {
+            format!("{count} databases are one store now\n")
+        } else {
+            format!("{count} databases are one store\n")
+        })
+}
+
+/// Moves records from one list of databases to another.
+fn move_between(args: MigrateArgs) -> anyhow::Result<ExitCode> {
+    let file = args.file.config.clone();
+    let mut lists = Vec::new();
+    for urls in [args.from, args.to] {
+        let flags = Flags { store: urls, ..Flags::default() };
+        match load_store(Sources::of_process(file.clone(), flags)) {
+            Ok(Store::Postgres(database)) => lists.push(vec![*database]),
+            Ok(Store::Databases(databases)) => lists.push(databases),
+            Ok(_) => bail!("--from and --to name PostgreSQL databases\n  hint: write postgres://USER@HOST/DATABASE"),
+            Err(problems) => {
+                complain(&report(&problems, file.as_deref()));
+                return Ok(ExitCode::from(BAD_CONFIGURATION));
+            }
+        }
+    }
+    let named = |database: &Postgres| (database.servers(), database.settings.clone());
+    let [from, to] = [0, 1].map(|list: usize| lists[list].iter().map(named).collect::<Vec<_>>());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        for (name, settings) in from.iter().chain(&to) {
+            migrate(settings).await.map_err(|error| explained(name, &error))?;
+        }
+        let mut say = |said: String| {
+            // What cannot be said is done all the same.
+            let _ = print(&format!("{said}\n"));
+        };
+        let moved = move_records(&Move { from, to, is_preparation: args.prepare }, &mut say).await;
+        moved.map_err(|error| anyhow!("{error}\n  hint: what was moved is moved; run the same command again to go on"))
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What `psql` can be given to do the same.
@@ -79,7 +154,7 @@ fn script(pending: &[Migration]) -> String {
 }
 
 /// The error with where it happened and, where it does not say so itself, what to do.
-fn explained(store: &Postgres, error: &OpenError) -> anyhow::Error {
+fn explained(servers: &str, error: &OpenError) -> anyhow::Error {
     let hint = match error {
         OpenError::Unreachable(_) => {
             "\n  hint: see that the server runs and that host and port in [store] url are right, and try again"
@@ -90,5 +165,5 @@ fn explained(store: &Postgres, error: &OpenError) -> anyhow::Error {
         }
         _ => "",
     };
-    anyhow!("[store] url: {}: {error}{hint}", store.servers())
+    anyhow!("[store] url: {servers}: {error}{hint}")
 }

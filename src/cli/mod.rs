@@ -17,6 +17,7 @@ mod catalogues;
 mod check;
 mod completions;
 mod config;
+mod databases;
 mod deliveries;
 mod demo;
 mod explain;
@@ -92,9 +93,10 @@ struct ServeArgs {
     /// Where the admin listener listens, such as 127.0.0.1:9090, or systemd:NAME for an inherited socket.
     #[arg(long, value_name = "ADDR")]
     admin: Option<String>,
-    /// The store: sqlite:PATH, postgres://USER@HOST/DATABASE, redis://HOST or memory:.
+    /// The store: sqlite:PATH, postgres://USER@HOST/DATABASE, redis://HOST or memory:. Repeat it to name several PostgreSQL
+    /// databases that are one store.
     #[arg(long, value_name = "URL")]
-    store: Option<String>,
+    store: Vec<String>,
     /// Start although the scope or key rules changed, and forget the live keys that were made by the former ones.
     #[arg(long)]
     accept_identity_change: bool,

@@ -234,7 +234,9 @@ impl Serving {
         let admin_stop = watch::Sender::new(false);
         let admin_task = tokio::spawn(admin::serve(listener, Arc::clone(&admin_state), admin_stop.subscribe()));
 
-        let Some(mut opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
+        let Some(mut opened) = opening::open(&config.store, &readiness, &metrics, signals).await? else {
+            return Ok(None);
+        };
         let is_shared = opened.is_shared;
         let upkeep = if is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
         let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);

@@ -34,7 +34,7 @@ pub struct Flags {
     /// `--admin`: `admin.listen`
     pub admin: Option<String>,
     /// `--store`: `store.url`
-    pub store: Option<String>,
+    pub store: Vec<String>,
 }
 
 impl Sources {
@@ -280,18 +280,19 @@ fn upstream_names(figment: &Figment) -> Vec<String> {
 
 fn flags(flags: Flags, configured: &[String], problems: &mut Vec<Problem>) -> Dict {
     let mut values = Dict::new();
-    let mut set = |keys: &[&str], value: Option<String>| {
+    let urls: Vec<Value> = flags.store.into_iter().map(Value::from).collect();
+    let mut set = |keys: &[&str], value: Option<Value>| {
         if let Some(value) = value {
             let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-            insert(&mut values, &keys, Value::from(value));
+            insert(&mut values, &keys, value);
         }
     };
-    set(&["server", "listen"], flags.listen);
-    set(&["admin", "listen"], flags.admin);
-    set(&["store", "url"], flags.store);
+    set(&["server", "listen"], flags.listen.map(Value::from));
+    set(&["admin", "listen"], flags.admin.map(Value::from));
+    set(&["store", "url"], if urls.len() > 1 { Some(Value::from(urls)) } else { urls.into_iter().next() });
     match configured {
-        [] => set(&["upstreams", "default", "url"], flags.upstream),
-        [name] => set(&["upstreams", name, "url"], flags.upstream),
+        [] => set(&["upstreams", "default", "url"], flags.upstream.map(Value::from)),
+        [name] => set(&["upstreams", name, "url"], flags.upstream.map(Value::from)),
         several if flags.upstream.is_some() => problems.push(Problem {
             place: Place::Flag("--upstream"),
             key: "upstreams".to_owned(),

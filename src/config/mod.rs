@@ -174,9 +174,9 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let unfit = match &store.url {
         Store::Redis(_) => Some("redis"),
         Store::Memory => Some("memory:"),
-        Store::Sqlite { .. } | Store::Postgres(_) => None,
+        Store::Sqlite { .. } | Store::Postgres(_) | Store::Databases(_) => None,
     };
-    policy::check_accepting(&root, &router, unfit);
+    policy::check_accepting(&root, &router, unfit, matches!(store.url, Store::Databases(_)));
     let consumers = consumers::read(&root, &router);
     consumers::advise_on_store(&root, &consumers, unfit);
     headers::check(&root, &own_headers, &router, jwt.as_ref().map(|jwt| &jwt.header));

@@ -9,7 +9,7 @@ use serde_json::json;
 use self::location::{Location, UrlGrammar};
 use self::sealing::KeyFile;
 use super::declare::{Keys as _, Shown::Example, keys};
-use super::kinds::{Kind, Toml, file, number, size, text, time, unique};
+use super::kinds::{Kind, Toml, file, number, one_or_several, size, text, time, unique};
 use super::node::{Node, Table, Wrong};
 use super::secrets;
 use crate::gate::Secret;
@@ -38,6 +38,8 @@ pub enum Store {
     },
     /// `postgres://...`
     Postgres(Box<Postgres>),
+    /// A list of several `postgres://...`: one store.
+    Databases(Vec<Postgres>),
     /// `redis://...`
     Redis(Box<Redis>),
 }
@@ -50,8 +52,10 @@ keys! {
         /// "redis://USER:PASSWORD@HOST:PORT/DATABASE" serves any number of gates too, if it is acceptable that a crash or a
         /// failover of Redis can lose records ("rediss://" is encrypted; ?sentinel=NAME is for Sentinels, ?cluster=true for a
         /// cluster: see docs/operate/redis.md); "memory:" forgets everything when the process ends, for tests and trials. A relative
-        /// path counts from where oncegate is started.
-        url: String = "sqlite:oncegate.db".to_owned() => url(STORE_URL);
+        /// path counts from where oncegate is started. A list of PostgreSQL databases, as in ["postgres://db-a/gate",
+        /// "postgres://db-b/gate"], is one store spread over them; every gate has the same list in the same order: see
+        /// docs/operate/scaling-out.md.
+        url: Vec<String> = vec!["sqlite:oncegate.db".to_owned()] => one_or_several(ONE_URL, || url(STORE_URL));
         /// A file with the password of a PostgreSQL or Redis store. The password may stand in the URL instead, or, for
         /// PostgreSQL, in the variable PGPASSWORD, which applies where neither of the others is set.
         password_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-database-password\"");
@@ -116,6 +120,8 @@ pub(super) struct Section {
     pub keys: Keys,
 }
 
+const ONE_URL: &str = "write a URL, or a list of PostgreSQL databases";
+
 const STORE_URL: &str = concat!(
     r"^(memory:|sqlite:(?!//|:memory:$)[^?]*[^?\s][^?]*|",
     r"postgres(ql)?://([^\s#@/?]*@)?[^\s#@/?]*(/[^\s#@/?]*)?(\?[^\s#@]*)?|",
@@ -168,10 +174,14 @@ pub(super) fn read(root: &Table<'_>) -> Section {
     let cache = cache::read(&table, &keys, kind);
     // The URLs as they were written may have passwords.
     (keys.url, keys.connections) = match &url {
-        Store::Memory => ("memory:".to_owned(), None),
-        Store::Sqlite { path } => (format!("sqlite:{}", path.display()), None),
-        Store::Postgres(store) => (store.url.clone(), Some(store.settings.connections)),
-        Store::Redis(store) => (store.url.clone(), None),
+        Store::Memory => (vec!["memory:".to_owned()], None),
+        Store::Sqlite { path } => (vec![format!("sqlite:{}", path.display())], None),
+        Store::Postgres(store) => (vec![store.url.clone()], Some(store.settings.connections)),
+        Store::Databases(databases) => {
+            let connections = databases.first().map(|database| database.settings.connections);
+            (databases.iter().map(|database| database.url.clone()).collect(), connections)
+        }
+        Store::Redis(store) => (vec![store.url.clone()], None),
     };
     keys.cache = cache.as_ref().map(|cache| cache.url.clone());
     root.print("store", keys.print_table());
@@ -194,11 +204,18 @@ pub(super) fn parse_name(node: &Node<'_>) -> Result<Arc<str>, Wrong> {
 /// The sort of store that is configured; nothing where its URL does not say it.
 fn kind(table: &Table<'_>) -> Option<Engine> {
     let Some(url) = table.get("url") else { return Some(Engine::Own) };
-    match url.text().ok()?.split_once(':')?.0 {
+    let engine = |url: &Node<'_>| match url.text().ok()?.split_once(':')?.0 {
         "memory" | "sqlite" => Some(Engine::Own),
         "postgres" | "postgresql" => Some(Engine::Postgres),
         "redis" | "rediss" => Some(Engine::Redis),
         _ => None,
+    };
+    match url.items() {
+        Some(urls) => {
+            let first = engine(urls.first()?)?;
+            urls.iter().all(|url| engine(url) == Some(first)).then_some(first)
+        }
+        None => engine(&url),
     }
 }
 
@@ -220,10 +237,16 @@ fn refuse(table: &Table<'_>, kind: Option<Engine>) {
 /// The store; nothing where the URL is absent or wrong, which is reported.
 fn store(table: &Table<'_>, keys: &Keys, kind: Option<Engine>) -> Option<Store> {
     let node = table.get("url")?;
+    let node = match node.items() {
+        Some(urls) if urls.len() > 1 => return databases(table, &node, &urls, keys, kind),
+        Some(urls) => urls.into_iter().next()?,
+        None => node,
+    };
     let parts = node.text().ok().and_then(|text| text.split_once(':'));
     match (kind, parts) {
         (Some(Engine::Postgres), Some((scheme, rest))) => {
-            postgres::read(table, &node, keys, (scheme, rest)).map(|store| Store::Postgres(Box::new(store)))
+            let from_file = postgres::password_of_file(table, keys);
+            postgres::read(table, &node, keys, from_file, (scheme, rest)).map(|store| Store::Postgres(Box::new(store)))
         }
         (Some(Engine::Redis), Some((scheme, rest))) => {
             let store = redis::read(table, &redis::STORE, keys.password_file.as_deref(), (scheme, rest))?;
@@ -232,6 +255,48 @@ fn store(table: &Table<'_>, keys: &Keys, kind: Option<Engine>) -> Option<Store> 
         }
         _ => node.accept(own(&node)),
     }
+}
+
+/// The most databases of a list: each numbers what it keeps besides records in six bits.
+const MOST_DATABASES: usize = 64;
+
+/// The databases of a list; nothing where something is wrong with it, which is reported.
+fn databases(
+    table: &Table<'_>,
+    list: &Node<'_>,
+    urls: &[Node<'_>],
+    keys: &Keys,
+    kind: Option<Engine>,
+) -> Option<Store> {
+    if kind != Some(Engine::Postgres) {
+        let wrong = Wrong::new("a store of several URLs is of PostgreSQL databases only");
+        list.report(
+            wrong.hint("write [\"postgres://USER@HOST/DATABASE\", \"postgres://USER@HOST/DATABASE\"], or one URL"),
+        );
+        return None;
+    }
+    if urls.len() > MOST_DATABASES {
+        let wrong = Wrong::new(format!("must not have more than {MOST_DATABASES} databases"));
+        list.report(wrong.hint("spread the store over fewer and larger ones"));
+        return None;
+    }
+    let from_file = postgres::password_of_file(table, keys);
+    let mut databases: Vec<Postgres> = Vec::new();
+    for url in urls {
+        let parts = url.text().ok().and_then(|text| text.split_once(':'));
+        let Some(database) = parts.and_then(|parts| postgres::read(table, url, keys, from_file.clone(), parts)) else {
+            continue;
+        };
+        if databases.iter().any(|other| other.servers() == database.servers()) {
+            let wrong = Wrong::new(format!("the database {} stands twice", database.servers()));
+            url.report(
+                wrong.hint("name each database once; parts of a store are told apart by host, port and database"),
+            );
+            continue;
+        }
+        databases.push(database);
+    }
+    (databases.len() == urls.len()).then_some(Store::Databases(databases))
 }
 
 const OUTSIDE_THE_PROMISE: &str = "a `redis:` store is outside the promise: a crash or a failover of Redis can lose claims \

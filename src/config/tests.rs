@@ -89,7 +89,7 @@ fn flags_beat_the_environment_which_beats_the_file() {
         upstream: Some("http://flag:3".to_owned()),
         listen: Some("127.0.0.1:3".to_owned()),
         admin: Some("127.0.0.1:13".to_owned()),
-        store: Some("sqlite:flag.db".to_owned()),
+        store: vec!["sqlite:flag.db".to_owned()],
     });
     for (case, number, host, store) in [
         (file(), 1, "file:1", "sqlite:file.db"),

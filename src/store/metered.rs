@@ -164,6 +164,13 @@ impl Metered {
         Arc::clone(&self.in_flight)
     }
 
+    /// Names the database in the log, where a store has several.
+    #[must_use]
+    pub fn named(mut self, database: Arc<str>) -> Self {
+        self.health.database = Some(database);
+        self
+    }
+
     async fn timed<T>(&self, op: StoreOp, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let in_flight = InFlight::new(&self.in_flight.0[op as usize]);
         let began = Instant::now();
@@ -313,6 +320,10 @@ impl Store for Metered {
 
     async fn ping(&self) -> Result<(), Error> {
         self.timed(StoreOp::Ping, self.store.ping()).await
+    }
+
+    fn away(&self) -> Vec<Arc<str>> {
+        self.store.away()
     }
 
     async fn close(&self) {

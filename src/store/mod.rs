@@ -26,6 +26,7 @@ pub mod sealed;
 #[cfg(test)]
 #[path = "../../tests/servers/mod.rs"]
 pub(crate) mod servers;
+pub mod sharded;
 pub mod sqlite;
 pub mod unreliable;
 mod waiters;
@@ -173,6 +174,11 @@ pub trait Store: Send + Sync + 'static {
     /// one, and so finds out by itself when they work again. A store whose users can be denied one and not the other tries
     /// a settle too.
     async fn ping(&self) -> Result<(), Error>;
+
+    /// The databases that did not answer the last [`Store::ping`], where a store has several and others did.
+    fn away(&self) -> Vec<Arc<str>> {
+        Vec::new()
+    }
 
     /// Finishes what was accepted, and closes. Later calls fail.
     async fn close(&self);
@@ -375,6 +381,8 @@ pub enum ErrorKind {
     Timeout,
     /// Its data cannot be decoded.
     Corrupt,
+    /// The record is another database's.
+    Moved,
     /// Anything else.
     Other,
 }
@@ -391,6 +399,7 @@ impl ErrorKind {
             Self::Full => "full",
             Self::Timeout => "timeout",
             Self::Corrupt => "corrupt",
+            Self::Moved => "moved",
             Self::Other => "other",
         }
     }

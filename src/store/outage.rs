@@ -2,7 +2,7 @@
 //! requests, leases and workers meet it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -42,6 +42,8 @@ pub(super) struct OperationHealth {
 /// Whether a store is in an outage. All of its operations share it.
 #[derive(Debug, Default)]
 pub(super) struct StoreHealth {
+    /// The name of the database, where a store has several.
+    pub(super) database: Option<Arc<str>>,
     is_out: AtomicBool,
     outage: Mutex<Option<Outage>>,
     /// How many claims have worked.
@@ -90,28 +92,36 @@ impl OperationHealth {
 impl StoreHealth {
     /// An operation worked.
     pub(super) fn worked(&self, operation: &OperationHealth) {
-        let name = operation.name;
+        let (name, database) = (operation.name, self.database.as_deref());
         match self.after_success(operation) {
             Some(Report::OutageOver { lasted, claims_failed }) => {
-                tracing::info!(seconds = lasted.as_millis() as f64 / 1000.0, claims_failed, "the store works again");
+                tracing::info!(
+                    database,
+                    seconds = lasted.as_millis() as f64 / 1000.0,
+                    claims_failed,
+                    "the store works again"
+                );
             }
-            Some(_) => tracing::info!(operation = name, "an operation of the store works again"),
+            Some(_) => tracing::info!(database, operation = name, "an operation of the store works again"),
             None => {}
         }
     }
 
     /// An operation failed.
     pub(super) fn failed(&self, operation: &OperationHealth, error: &Error) {
-        let name = operation.name;
+        let (name, database) = (operation.name, self.database.as_deref());
         match self.after_failure(operation, error.cause().kind) {
             Some(Report::OutageBegan) => tracing::error!(
+                database,
                 operation = name,
                 %error,
                 "the store fails: until it works again, requests with a key get 503 store-unavailable, and routes with \
                  store_failure = `forward` run them unprotected"
             ),
-            Some(_) => tracing::warn!(operation = name, %error, "an operation of the store fails; trying again"),
-            None => tracing::debug!(operation = name, %error, "the store failed"),
+            Some(_) => {
+                tracing::warn!(database, operation = name, %error, "an operation of the store fails; trying again")
+            }
+            None => tracing::debug!(database, operation = name, %error, "the store failed"),
         }
     }
 
@@ -155,7 +165,8 @@ impl StoreHealth {
         let claims = self.claims.load(Relaxed);
         let is_outage = match operation.role {
             Role::Foreground => return None,
-            // One record may be damaged alone.
+            // One record may be damaged alone, and one that is another database's says nothing of this one.
+            Role::Claims if kind == ErrorKind::Moved => false,
             Role::Claims => kind != ErrorKind::Corrupt || failures > 1,
             Role::Background => false,
             // Claims may work all the same.

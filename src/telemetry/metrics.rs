@@ -174,6 +174,11 @@ impl Metrics {
         self.families.reloaded_at.store(wall_clock().0, Ordering::Relaxed);
     }
 
+    /// Whether one of the databases of the store answers.
+    pub fn database_up(&self, database: &str, is_up: bool) {
+        self.families.database_up.with_label_values(&[database]).set(is_up.into());
+    }
+
     /// Whether the gate takes requests.
     pub fn ready(&self, ready: bool) {
         self.families.ready.set(ready.into());

@@ -67,6 +67,7 @@ mod replicas;
 mod request_time;
 mod resend;
 mod response_headers;
+mod scaling_out;
 #[path = "../servers/mod.rs"]
 mod servers;
 mod start;

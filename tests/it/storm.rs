@@ -46,31 +46,37 @@ pub struct Storm {
     /// Whether a key has several ids: a gate that dies after its claim may leave a record under another.
     has_several_ids: bool,
     /// Where the records can be looked at, by a way that nothing disturbs.
-    database: String,
+    databases: Vec<String>,
 }
 
 struct Books {
     began: Instant,
     runs: Mutex<Vec<Run>>,
     tries: Mutex<Vec<Try>>,
-    /// Sessions with the database that nobody uses at the moment.
-    idle: Mutex<Vec<Session>>,
+    /// Sessions with the databases, one with each, that nobody uses at the moment.
+    idle: Mutex<Vec<Vec<Session>>>,
 }
 
 impl Storm {
     /// `database` is where claims can be looked up.
     pub fn before(database: &str) -> Self {
+        Self::over(&[database])
+    }
+
+    /// The same where records are in several databases.
+    pub fn over(databases: &[&str]) -> Self {
+        let databases: Vec<String> = databases.iter().map(|url| (*url).to_owned()).collect();
         let books = Arc::new(Books {
             began: Instant::now(),
             runs: Mutex::default(),
             tries: Mutex::default(),
             idle: Mutex::default(),
         });
-        let (writing, url) = (Arc::clone(&books), database.to_owned());
-        let upstream = Upstream::start(move |request| writing.serve(request, &url));
-        let (rounds, database) = (AtomicUsize::new(0), database.to_owned());
+        let (writing, urls) = (Arc::clone(&books), databases.clone());
+        let upstream = Upstream::start(move |request| writing.serve(request, &urls));
+        let rounds = AtomicUsize::new(0);
         let (asks_again, has_several_ids) = (false, false);
-        Self { upstream, gates: Arc::default(), books, rounds, lease: 1, asks_again, has_several_ids, database }
+        Self { upstream, gates: Arc::default(), books, rounds, lease: 1, asks_again, has_several_ids, databases }
     }
 
     /// With clients who ask again for what others have had long ago, as often as for what is new.
@@ -187,15 +193,15 @@ impl Storm {
             }
         });
         let mut answers = answers.into_inner().unwrap();
-        let session = Session::open(&self.database);
+        let sessions: Vec<Session> = self.databases.iter().map(|url| Session::open(url)).collect();
         // What was lost is said to be unknown as soon as its lease is past; the reapers write it down within a second or so.
         let start = Instant::now();
-        while start.elapsed() < PATIENCE && session.value("SELECT count(*) FROM oncegate.record WHERE state = 0") != "0"
-        {
+        let in_flight = "SELECT count(*) FROM oncegate.record WHERE state = 0";
+        while start.elapsed() < PATIENCE && sessions.iter().any(|session| session.value(in_flight) != "0") {
             std::thread::sleep(Duration::from_millis(50));
         }
         let ends = loop {
-            let mut records = records(&session, self.has_several_ids);
+            let mut records = records(&sessions, self.has_several_ids);
             let ends = keys.iter().map(|key| {
                 let (state, attempt) = records.remove(key).unzip();
                 End { key: key.clone(), answer: answers.get(key).cloned().flatten(), state, attempt }
@@ -344,7 +350,7 @@ impl Books {
     }
 
     /// Runs a request: takes some time, answers what it answers to no other, and releases one key in seven at first.
-    fn serve(&self, request: &crate::support::upstream::Request, database: &str) -> Reply {
+    fn serve(&self, request: &crate::support::upstream::Request, databases: &[String]) -> Reply {
         let began = self.now();
         let key = request.key().unwrap_or_default();
         let attempt = request.head.get("idempotency-attempt").unwrap_or_default();
@@ -367,7 +373,7 @@ impl Books {
             });
             runs.len() - 1
         };
-        let was_claimed = self.look_up(&attempt, database);
+        let was_claimed = self.look_up(&attempt, databases);
         // Most are quick; a few take longer than a lease.
         let pause = if nth % 50 == 49 { 1_500 } else { fastrand::u64(2..120) };
         std::thread::sleep(Duration::from_millis(pause));
@@ -381,18 +387,22 @@ impl Books {
         Reply::raw(raw)
     }
 
-    /// Whether the claim of an attempt stands; nothing where the database cannot be asked.
-    fn look_up(&self, attempt: &str, database: &str) -> Option<bool> {
+    /// Whether the claim of an attempt stands; nothing where a database cannot be asked and no other has it.
+    fn look_up(&self, attempt: &str, databases: &[String]) -> Option<bool> {
         assert!(attempt.len() == 32 && attempt.bytes().all(|byte| byte.is_ascii_hexdigit()), "{attempt:?}");
         let idle = self.idle.lock().unwrap().pop();
-        let session = idle.map_or_else(|| Session::try_open(database), Ok).ok()?;
+        let open = || databases.iter().map(|url| Session::try_open(url)).collect();
+        let sessions: Vec<Session> = idle.map_or_else(open, Ok).ok()?;
         let sql = format!(
             "SELECT FROM oncegate.record WHERE state = 0 AND attempt = '\\x{attempt}' \
              UNION ALL SELECT FROM oncegate.record WHERE state = 2 AND attempt = '\\x{attempt}'"
         );
-        let found = session.start(&sql).within(PATIENCE)?.ok()?;
-        self.idle.lock().unwrap().push(session);
-        Some(!found.is_empty())
+        let mut is_found = false;
+        for session in &sessions {
+            is_found |= !session.start(&sql).within(PATIENCE)?.ok()?.is_empty();
+        }
+        self.idle.lock().unwrap().push(sessions);
+        Some(is_found)
     }
 }
 
@@ -415,10 +425,10 @@ fn read(response: &Response) -> Answer {
 }
 
 /// State and attempt of each key. Of several records of one, the one that gates take: a completed one before all others.
-fn records(session: &Session, may_be_several: bool) -> BTreeMap<String, (String, String)> {
-    let rows = session.run(
-        "SELECT state, encode(attempt, 'hex'), encode(head, 'escape') FROM oncegate.record ORDER BY state <> 1, id",
-    );
+fn records(sessions: &[Session], may_be_several: bool) -> BTreeMap<String, (String, String)> {
+    let all =
+        "SELECT state, encode(attempt, 'hex'), encode(head, 'escape') FROM oncegate.record ORDER BY state <> 1, id";
+    let rows = sessions.iter().flat_map(|session| session.run(all));
     let mut records: BTreeMap<String, (String, String)> = BTreeMap::new();
     for row in rows {
         let [Some(state), Some(attempt), Some(head)] = &row[..] else { panic!("{row:?}") };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
+use crate::cli::databases;
 use crate::cli::identity_changes::{self, Forgotten, Occasion, Written};
 use crate::cli::serve::durability::Durability;
 use crate::config::{self, Resolved, Store as Settings};
@@ -45,6 +46,10 @@ pub(super) fn ask(config: &Resolved) -> anyhow::Result<Found> {
         Settings::Postgres(settings) => {
             let servers = settings.servers();
             (format!("store postgres, {servers}"), waited_for(of_postgres(settings, rules, keys), &servers)?)
+        }
+        Settings::Databases(settings) => {
+            let servers = settings.iter().map(config::Postgres::servers).collect::<Vec<_>>().join(" and ");
+            (format!("store postgres, {servers}"), waited_for(of_databases(settings, rules, keys), &servers)?)
         }
         Settings::Redis(settings) => {
             let servers = settings.servers();
@@ -98,6 +103,17 @@ async fn of_postgres(
     let store = Postgres::open(&settings.settings).await?;
     let risks = store.description().risks();
     Ok(Looked { risks, ..look(store, rules, keys).await? })
+}
+
+async fn of_databases(
+    settings: &[config::Postgres],
+    rules: IdentityRules<'_>,
+    keys: Arc<Keyring>,
+) -> anyhow::Result<Looked> {
+    let wrap = |store: Postgres, _| Arc::new(store) as Arc<dyn Store>;
+    let opened = databases::open(settings.to_vec(), Box::new(wrap), Box::new(|_, _| ())).await?;
+    let risks = Durability::databases(&opened.databases, 0).warnings;
+    Ok(Looked { risks, ..look(opened.store, rules, keys).await? })
 }
 
 async fn of_redis(settings: &config::Redis, rules: IdentityRules<'_>, keys: Arc<Keyring>) -> anyhow::Result<Looked> {

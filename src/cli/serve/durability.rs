@@ -60,6 +60,29 @@ impl Durability {
         }
     }
 
+    /// Of several databases, of which those with a description were reached.
+    pub(in crate::cli) fn databases(databases: &[(String, Option<postgres::Description>)], connections: usize) -> Self {
+        let each = databases.iter().map(|(name, found)| match found {
+            Some(found) => Self::postgres(name, connections, found),
+            None => Self {
+                place: format!("{name}, which cannot be reached"),
+                warnings: vec!["it cannot be reached: its keys get 503 until it can".to_owned()],
+                ..Self::memory()
+            },
+        });
+        let each: Vec<Self> = each.collect();
+        let places: Vec<&str> = each.iter().map(|one| &*one.place).collect();
+        let warnings = databases.iter().zip(&each);
+        let warnings =
+            warnings.flat_map(|((name, _), one)| one.warnings.iter().map(move |warning| format!("{name}: {warning}")));
+        Self {
+            place: format!("{} databases: {}", databases.len(), places.join("; ")),
+            survives: "crashes of gates and of each database, for every commit that PostgreSQL acknowledged",
+            risk: "a failover to a standby that is not synchronous, or a restored backup: retries run again",
+            warnings: warnings.collect(),
+        }
+    }
+
     pub(in crate::cli) fn redis(servers: &str, found: &redis::Description) -> Self {
         let (topology, versions) = (found.topology, found.versions.join(", "));
         let (primaries, replicas) = (found.primaries.len(), found.replicas());

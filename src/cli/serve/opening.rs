@@ -10,10 +10,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::Signals;
 use super::durability::Durability;
 use crate::admin::{Phase, Readiness};
+use crate::cli::databases::{self, Spread};
 use crate::config::{self, Store as StoreSettings};
 use crate::idempotency::record::RecordId;
+use crate::store::metered::Metered;
 use crate::store::postgres::{self, OpenError, Postgres};
 use crate::store::{Store, memory::Memory, redis, sqlite};
+use crate::telemetry::metrics::Metrics;
 
 /// How often to look whether the process that holds the store has gone.
 const LOCK_POLL: Duration = Duration::from_millis(200);
@@ -29,7 +32,7 @@ const REMINDER: Duration = Duration::from_secs(10);
 
 /// A store that is ready.
 pub(super) struct Opened {
-    /// It.
+    /// It, metered.
     pub(super) store: Arc<dyn Store>,
     /// Whether other processes may write to it at the same time.
     pub(super) is_shared: bool,
@@ -45,23 +48,36 @@ pub(super) struct Opened {
 pub(super) async fn open(
     settings: &StoreSettings,
     readiness: &Readiness,
+    metrics: &Metrics,
     signals: &mut Signals,
 ) -> anyhow::Result<Option<Opened>> {
-    let opened = match settings {
+    let mut opened = match settings {
         StoreSettings::Memory => {
             let (store, durability) = (Arc::new(Memory::new()), Durability::memory());
             Some(Opened { store, is_shared: false, bound_to: None, lost: Vec::new(), durability })
         }
         StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await?,
         StoreSettings::Postgres(settings) => open_postgres(settings, readiness, signals).await?,
+        StoreSettings::Databases(settings) => open_databases(settings, readiness, metrics, signals).await?,
         StoreSettings::Redis(settings) => open_redis(settings, readiness, signals).await?,
     };
+    // Each of several databases has its own meter.
+    if let (Some(opened), false) = (&mut opened, matches!(settings, StoreSettings::Databases(_))) {
+        opened.store = Arc::new(metered(Arc::clone(&opened.store), metrics));
+    }
     if let Some(Durability { place, warnings, .. }) = opened.as_ref().map(|opened| &opened.durability) {
         for warning in warnings {
             tracing::warn!(store = place, "{warning}");
         }
     }
     Ok(opened)
+}
+
+fn metered(store: Arc<dyn Store>, metrics: &Metrics) -> Metered {
+    let (kind, calls) = (store.kind(), metrics.store(store.kind()));
+    let metered = Metered::new(store, calls);
+    metrics.watch_store(kind, metered.in_flight());
+    metered
 }
 
 async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<Opened>> {
@@ -121,6 +137,28 @@ async fn open_postgres(
     let durability = Durability::postgres(&servers, settings.settings.connections, store.description());
     let bound_to = Some(store.opened());
     Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to, lost: Vec::new(), durability }))
+}
+
+async fn open_databases(
+    settings: &[config::Postgres],
+    readiness: &Readiness,
+    metrics: &Metrics,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<Opened>> {
+    let servers: Vec<String> = settings.iter().map(config::Postgres::servers).collect();
+    let open = async || {
+        let (calls, up) = (metrics.clone(), metrics.clone());
+        let wrap =
+            move |store: Postgres, name| Arc::new(metered(Arc::new(store), &calls).named(name)) as Arc<dyn Store>;
+        let observe = move |name: &str, is_up| up.database_up(name, is_up);
+        databases::open(settings.to_vec(), Box::new(wrap), Box::new(observe)).await
+    };
+    let is_away = |error: &OpenError| matches!(error, OpenError::Unreachable(_));
+    let opened = reach("the databases", &servers.join(" and "), open, is_away, readiness, signals).await?;
+    let Some(Spread { store, opened, databases }) = opened else { return Ok(None) };
+    let connections = settings.first().map_or(0, |database| database.settings.connections);
+    let durability = Durability::databases(&databases, connections);
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to: Some(opened), lost: Vec::new(), durability }))
 }
 
 async fn open_redis(

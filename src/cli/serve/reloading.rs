@@ -58,7 +58,7 @@ pub(super) struct StartSettings {
     effective: DocumentMut,
     id_secret: Option<Secret>,
     other_id_secrets: Vec<Option<Secret>>,
-    password: Option<Vec<u8>>,
+    passwords: Vec<Option<Vec<u8>>>,
     cache_password: Option<Vec<u8>>,
     consumers: Vec<consumers::Settings>,
     is_sealed: bool,
@@ -66,10 +66,12 @@ pub(super) struct StartSettings {
 
 impl StartSettings {
     pub(super) fn of(config: &Resolved) -> Self {
-        let password = match &config.store {
-            StoreSettings::Memory | StoreSettings::Sqlite { .. } => None,
-            StoreSettings::Postgres(store) => store.settings.servers.get_password().map(<[u8]>::to_vec),
-            StoreSettings::Redis(store) => store.servers.password.clone().map(String::into_bytes),
+        let of_postgres = |store: &config::Postgres| store.settings.servers.get_password().map(<[u8]>::to_vec);
+        let passwords = match &config.store {
+            StoreSettings::Memory | StoreSettings::Sqlite { .. } => Vec::new(),
+            StoreSettings::Postgres(store) => vec![of_postgres(store)],
+            StoreSettings::Databases(databases) => databases.iter().map(of_postgres).collect(),
+            StoreSettings::Redis(store) => vec![store.servers.password.clone().map(String::into_bytes)],
         };
         Self {
             is_sealed: !config.sealing.is_empty(),
@@ -77,7 +79,7 @@ impl StartSettings {
             consumers: config.consumers.clone(),
             id_secret: config.gate.id_secret.clone(),
             other_id_secrets: config.gate.other_id_secrets.clone(),
-            password,
+            passwords,
             cache_password: config
                 .cache
                 .as_ref()
@@ -102,7 +104,7 @@ impl StartSettings {
     /// What only a start sets, and is otherwise in `other`.
     fn start_changes(&self, other: &Self) -> Vec<&'static str> {
         let mut changes = self.changes(other, &AT_START);
-        changes.extend((self.password != other.password).then_some("store.password_file"));
+        changes.extend((self.passwords != other.passwords).then_some("store.password_file"));
         changes.extend((self.cache_password != other.cache_password).then_some("store.cache_password_file"));
         changes.extend((self.consumers != other.consumers).then_some("consumers"));
         changes.extend((self.is_sealed != other.is_sealed).then_some("store.encryption_keys"));

@@ -8,7 +8,6 @@ use super::opening::Opened;
 use crate::config::Resolved;
 use crate::gate::Secret;
 use crate::store::cached::{Cached, RemoteCache, Settings, SharedSettings};
-use crate::store::metered::Metered;
 use crate::store::sealed::{Keeper, Keyring, Sealed, SealedCache};
 use crate::store::{Store, redis};
 use crate::telemetry::metrics::Metrics;
@@ -50,10 +49,7 @@ pub(super) fn before(
         }
         _ => None,
     };
-    let (kind, calls) = (opened.store.kind(), metrics.store(opened.store.kind()));
-    let metered = Metered::new(opened.store, calls);
-    metrics.watch_store(kind, metered.in_flight());
-    let store: Arc<dyn Store> = Arc::new(metered);
+    let store = opened.store;
     let (store, keeper): (Arc<dyn Store>, _) = match keys {
         Some(keys) => {
             let sealed = Sealed::new(store, keys, Arc::clone(&config.gate.service), metrics.unsealed());

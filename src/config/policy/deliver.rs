@@ -56,7 +56,12 @@ pub(super) fn check(table: &Table<'_>, deliver: &Deliver) {
 }
 
 /// What is accepted must not be lost, and nothing can be refused about it any more.
-pub(in crate::config) fn check_accepting(root: &Table<'_>, router: &Router, unfit_store: Option<&str>) {
+pub(in crate::config) fn check_accepting(
+    root: &Table<'_>,
+    router: &Router,
+    unfit_store: Option<&str>,
+    is_spread: bool,
+) {
     let tables = root.tables("routes", routes::SECTION).unwrap_or_default();
     for (place, route) in router.routes().iter().enumerate().filter(|(_, route)| route.policy.accepts()) {
         let Policy { mode, quota, .. } = &route.policy;
@@ -69,6 +74,12 @@ pub(in crate::config) fn check_accepting(root: &Table<'_>, router: &Router, unfi
         if let Some(store) = unfit_store {
             let wrong = Wrong::new(format!("the route `{name}` accepts requests, which {store} may lose"));
             report(key, wrong.hint("set store.url to sqlite:PATH or postgres://..., or let the route protect"));
+        }
+        if is_spread && route.policy.deliver.order == Order::Scope {
+            let wrong = Wrong::new(format!(
+                "the route `{name}` delivers in the order of each scope, whose requests are in several databases"
+            ));
+            report("deliver", wrong.hint("set order = \"none\", or let store.url name one database"));
         }
         if quota.is_some() {
             let wrong = Wrong::new(format!("the route `{name}` accepts requests, and a quota counts those that run"));

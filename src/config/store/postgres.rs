@@ -54,9 +54,19 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// word is found out within a minute.
 const KEEPALIVES: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(10), 3);
 
+/// The password of `password_file`, which is that of all databases of a list.
+pub(super) fn password_of_file(table: &Table<'_>, keys: &Keys) -> Option<Vec<u8>> {
+    table.read_file(GRAMMAR.password_file, keys.password_file.as_deref(), super::password)
+}
+
 /// Reads the URL behind its scheme, which says PostgreSQL; reports what is wrong with it.
-pub(super) fn read(table: &Table<'_>, node: &Node<'_>, keys: &Keys, (scheme, rest): (&str, &str)) -> Option<Postgres> {
-    let from_file = table.read_file(GRAMMAR.password_file, keys.password_file.as_deref(), super::password);
+pub(super) fn read(
+    table: &Table<'_>,
+    node: &Node<'_>,
+    keys: &Keys,
+    from_file: Option<Vec<u8>>,
+    (scheme, rest): (&str, &str),
+) -> Option<Postgres> {
     let mut location = take_apart(&GRAMMAR, scheme, rest).map_err(|wrong| node.report(wrong)).ok()?;
     let mut wrong = Vec::new();
     let (mut servers, encryption) = servers(&mut location, &mut wrong);

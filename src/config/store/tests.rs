@@ -186,7 +186,7 @@ fn a_far_server_that_proves_nothing_is_advised_against() {
 #[test]
 fn a_store_is_read_alone() {
     let store = |url: &str| {
-        let flags = Flags { store: Some(url.to_owned()), ..Flags::default() };
+        let flags = Flags { store: vec![url.to_owned()], ..Flags::default() };
         load_store(Sources { flags, ..Sources::default() })
     };
     // No upstream, which a gate needs.

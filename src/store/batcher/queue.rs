@@ -36,6 +36,11 @@ pub(in crate::store) trait Operation: Send + Sync + 'static {
     fn is_exclusive(&self) -> bool {
         false
     }
+
+    /// The statement that carries it: a batch has operations of one.
+    fn statement(&self) -> u8 {
+        0
+    }
 }
 
 /// What a caller gets.
@@ -109,10 +114,15 @@ impl<O: Operation> Queue<O> {
     /// Takes the next batch from the queue, in the order of ids and each id once.
     pub(super) fn batch(&mut self, max_bytes: usize) -> Vec<Pending<O>> {
         let mut batch: Vec<Pending<O>> = Vec::with_capacity(self.waiting.len().min(MAX_BATCH));
-        let mut bytes = 0;
+        let (mut bytes, mut others) = (0, Vec::new());
         while batch.len() < MAX_BATCH && bytes < max_bytes {
             let Some(pending) = self.waiting.pop_front() else { break };
             if pending.operation.is_abandoned_with_caller() && pending.reply.is_closed() {
+                continue;
+            }
+            let first = batch.first().map(|first: &Pending<O>| first.operation.statement());
+            if first.is_some_and(|statement| statement != pending.operation.statement()) {
+                others.push(pending);
                 continue;
             }
             let is_alone = pending.operation.is_exclusive();
@@ -126,6 +136,7 @@ impl<O: Operation> Queue<O> {
                 break;
             }
         }
+        self.put_back(others);
         batch.sort_by_key(|pending| pending.operation.id());
         let mut single: Vec<Pending<O>> = Vec::with_capacity(batch.len());
         for pending in batch {

@@ -53,6 +53,10 @@ impl Operation for Act {
     fn is_abandoned_with_caller(&self) -> bool {
         false
     }
+
+    fn statement(&self) -> u8 {
+        self.0 / 200
+    }
 }
 
 impl Backend for Arc<Fake> {
@@ -172,6 +176,18 @@ async fn what_queues_during_a_batch_is_carried_by_the_next() {
     assert_eq!(answers, [3, 1, 3, 2], "each has its own reply");
     assert!(results(first).await[0].is_ok());
     assert_eq!(fake.batches(), [vec![5], vec![1, 2, 3], vec![3]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_has_operations_of_one_statement() {
+    let fake = Fake::of([Step::Takes(millis(5))]);
+    let batcher = open(&fake, 2);
+    let first = submit(&batcher, [5]).await;
+    let rest = submit(&batcher, [203, 1, 201, 2, 202]).await;
+    let answers: Vec<_> = results(rest).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(answers, [203, 1, 201, 2, 202]);
+    assert!(results(first).await[0].is_ok());
+    assert_eq!(fake.batches(), [vec![5], vec![201, 202, 203], vec![1, 2]], "that of the first comes first");
 }
 
 #[tokio::test(start_paused = true)]

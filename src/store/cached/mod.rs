@@ -429,6 +429,10 @@ impl Store for Cached {
         self.inner.ping().await
     }
 
+    fn away(&self) -> Vec<Arc<str>> {
+        self.inner.away()
+    }
+
     async fn close(&self) {
         if let Some(tier) = &self.shared {
             tier.client.flush_invalidations().await;

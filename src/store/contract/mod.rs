@@ -218,7 +218,7 @@ fn origin(route: &str) -> Origin {
     Origin { service: "shop".into(), namespace: "charges".into(), route: route.into() }
 }
 
-fn fresh(number: u8) -> Fresh {
+pub(super) fn fresh(number: u8) -> Fresh {
     Fresh {
         attempt: attempt(number),
         origin: OriginId(i64::from(number)),

@@ -225,9 +225,6 @@ pub(super) async fn accept(
     session: &Session,
     new: &[(RecordId, &NewDelivery)],
 ) -> Result<Vec<Option<Option<Standing>>>, CallError> {
-    if new.is_empty() {
-        return Ok(Vec::new());
-    }
     let ids: Vec<&[u8]> = new.iter().map(|(id, _)| &id.0[..]).collect();
     let tokens: Vec<&[u8]> = new.iter().map(|(_, new)| &new.token.0[..]).collect();
     let origins: Vec<i64> = new.iter().map(|(_, new)| new.origin.0).collect();
@@ -255,9 +252,6 @@ pub(super) async fn accept(
 
 /// Removes deliveries, whose ids are in order and single. Returns which were there.
 pub(super) async fn finish(session: &Session, ended: &[(RecordId, Attempt)]) -> Result<Vec<bool>, CallError> {
-    if ended.is_empty() {
-        return Ok(Vec::new());
-    }
     let ids: Vec<&[u8]> = ended.iter().map(|(id, _)| &id.0[..]).collect();
     let tokens: Vec<&[u8]> = ended.iter().map(|(_, token)| &token.0[..]).collect();
     let rows = session.write(&FINISH, &[&ids, &tokens], 0).await?;

@@ -6,6 +6,7 @@ use std::io;
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::{Error as SqlError, error::DbError};
 
+use crate::store::sharded::layout::Misfit;
 use crate::store::{Error, ErrorKind};
 
 /// The database cannot be used.
@@ -91,12 +92,29 @@ pub enum OpenError {
          default_transaction_isolation = 'read committed', or the same of the database"
     )]
     Isolation(String),
+    /// The list of databases is not the one that the database knows.
+    #[error(transparent)]
+    Layout(#[from] Misfit),
+    /// One of several databases cannot be used.
+    #[error("{name}: {error}")]
+    Of {
+        /// The database.
+        name: String,
+        /// Why.
+        error: Box<OpenError>,
+    },
     /// Anything else.
     #[error("the database failed: {0}")]
     Failed(String),
 }
 
 impl OpenError {
+    /// The same with the name of the database, of several.
+    #[must_use]
+    pub fn of_database(name: &str, error: Self) -> Self {
+        Self::Of { name: name.to_owned(), error: Box::new(error) }
+    }
+
     pub(super) fn late() -> Self {
         Self::Unreachable("it did not answer in time".to_owned())
     }
@@ -141,6 +159,9 @@ impl OpenError {
     }
 }
 
+/// The record is another database's: see `fence_v1`.
+const FOREIGN: &str = "OG002";
+
 /// In the driver's words.
 const LATE: &str = "timeout waiting for server";
 
@@ -166,6 +187,9 @@ fn server_message(error: &DbError) -> String {
 /// The kind of an error.
 pub(super) fn kind(error: &SqlError) -> ErrorKind {
     let Some(code) = error.code() else { return ErrorKind::Unavailable };
+    if code.code() == FOREIGN {
+        return ErrorKind::Moved;
+    }
     match *code {
         SqlState::DISK_FULL | SqlState::OUT_OF_MEMORY => ErrorKind::Full,
         SqlState::QUERY_CANCELED

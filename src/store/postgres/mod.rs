@@ -25,11 +25,14 @@ mod description;
 mod error;
 mod host_selection;
 mod hosts;
+pub mod layout;
 mod lineage;
 mod listener;
 mod listing;
+pub mod moving;
 mod operation;
 mod pool;
+mod ranges;
 mod row;
 mod schema;
 mod session;
@@ -47,19 +50,21 @@ use async_trait::async_trait;
 use quick_cache::sync::Cache;
 use tokio::sync::{Semaphore, broadcast};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tokio_postgres::types::{ToSql, Type};
 
 use self::connect::Connector;
 pub use self::description::{Description, Standby};
 pub use self::error::OpenError;
 use self::host_selection::Hosts;
+pub use self::layout::Opened;
 use self::operation::{ClaimOperation, ClaimReply, Claims, SettleOperation, SettleReply, Settlement, Settlements};
 use self::pool::Pool;
 pub use self::schema::{Migration, migrate, pending};
 use self::session::CallError;
 use self::write_check::WriteHealth;
 use super::batcher::Batcher;
+use super::sharded::layout::{Found, Misfit};
 use super::waiters::Waiters;
 use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
@@ -84,19 +89,6 @@ pub struct Settings {
     pub tls: Option<rustls::ClientConfig>,
     /// The most connections that this process opens. At least [`Settings::FEWEST_CONNECTIONS`].
     pub connections: usize,
-}
-
-/// The identity of a store, and its time when it was opened.
-#[derive(Clone, Copy)]
-pub struct Opened {
-    /// Its id.
-    pub id: [u8; 16],
-    /// A secret that only its gates know.
-    pub secret: [u8; 32],
-    /// Its time.
-    pub time: Timestamp,
-    /// When the request for its time was sent.
-    pub asked: Instant,
 }
 
 /// A store in a PostgreSQL database.
@@ -137,12 +129,6 @@ impl fmt::Debug for Settings {
     }
 }
 
-impl fmt::Debug for Opened {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opened").field("time", &self.time).finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for Postgres {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Postgres").field("description", &self.description).finish_non_exhaustive()
@@ -164,11 +150,24 @@ impl Postgres {
     /// # Errors
     /// See [`OpenError`]; only after [`OpenError::Unreachable`] it may help to try again.
     pub async fn open(settings: &Settings) -> Result<Self, OpenError> {
+        Self::open_member(settings, &|found| layout::check_alone(settings, found)).await
+    }
+
+    /// The same for one of several databases. `check` judges what it says of itself.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub async fn open_member(
+        settings: &Settings,
+        check: &(dyn Fn(&Found) -> Result<(), Misfit> + Sync),
+    ) -> Result<Self, OpenError> {
         let connector = Connector::for_records(settings);
         let unchecked = connector.connect_unchecked().await?;
         schema::check(unchecked.client()).await?;
         let description = Description::of(&unchecked, settings).await?;
-        let opened = schema::store(unchecked.client()).await?;
+        let database = layout::look(unchecked.client()).await?;
+        check(&database.found)?;
+        let opened = database.opened;
         drop(unchecked);
         let claiming = connector.connect(Claims::QUERIES).await?;
         write_check::check_writes(&claiming).await.map_err(CallError::into_open_error)?;

@@ -1,12 +1,10 @@
-//! The operations of attempts on their records, and the statements that carry them: one a batch, and one more for what
-//! becomes of accepted requests.
+//! The operations of attempts on their records, and the statements that carry them: one a batch.
 //!
 //! Claims and settlements have batchers of their own, with their own connections, so that neither waits for the other.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::try_join;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
@@ -343,6 +341,14 @@ impl Operation for SettleOperation {
             Self::Accept { .. } | Self::Finish { .. } => false,
         }
     }
+
+    fn statement(&self) -> u8 {
+        match self {
+            Self::Settle(_) | Self::Renew(_) => 0,
+            Self::Accept { .. } => 1,
+            Self::Finish { .. } => 2,
+        }
+    }
 }
 
 async fn execute_settlements(
@@ -362,33 +368,19 @@ async fn execute_settlements(
             SettleOperation::Renew(_) => {}
         }
     }
-    // The server gets the statements at once. Where one fails, all are repeated, or none.
-    let (settled, accepted, finished) = try_join!(
-        settle_unless_empty(session, &settlements),
-        deliveries::accept(session, &accepted),
-        deliveries::finish(session, &finished),
-    )?;
-    let (mut settled, mut accepted, mut finished) = (settled.into_iter(), accepted.into_iter(), finished.into_iter());
-    let replies = batch.iter().map(|operation| match operation {
-        SettleOperation::Settle(_) => settled.next().flatten(),
-        SettleOperation::Accept { .. } => accepted.next().flatten().map(|found| Ok(SettleReply::Accepted(found))),
-        SettleOperation::Finish { .. } => finished.next().map(|was_there| Ok(SettleReply::Finished(was_there))),
-        SettleOperation::Renew(_) => None,
-    });
-    Ok(replies.collect())
-}
-
-async fn settle_unless_empty(
-    session: &Session,
-    settlements: &[&Settlement],
-) -> Result<Replies<SettleOperation>, CallError> {
-    if settlements.is_empty() {
-        return Ok(Vec::new());
+    // They are of one kind.
+    if !accepted.is_empty() {
+        let replies = deliveries::accept(session, &accepted).await?.into_iter();
+        return Ok(replies.map(|reply| reply.map(|found| Ok(SettleReply::Accepted(found)))).collect());
+    }
+    if !finished.is_empty() {
+        let replies = deliveries::finish(session, &finished).await?.into_iter();
+        return Ok(replies.map(|was_there| Some(Ok(SettleReply::Finished(was_there)))).collect());
     }
     let skips_locked = settlements.iter().any(|settlement| settlement.skips_locked);
-    match settle(session, settlements, skips_locked).await {
+    match settle(session, &settlements, skips_locked).await {
         // Another transaction holds one of them for longer than the others may wait.
-        Err(CallError::Sql(error)) if error::is_lock_timeout(&error) => settle(session, settlements, true).await,
+        Err(CallError::Sql(error)) if error::is_lock_timeout(&error) => settle(session, &settlements, true).await,
         other => other,
     }
 }

@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 10] = [
+const MIGRATIONS: [Migration; 11] = [
     Migration {
         version: 1,
         name: "records",
@@ -83,13 +83,19 @@ const MIGRATIONS: [Migration; 10] = [
         sql: include_str!("../../../migrations/postgres/0010_delivery_batches.sql"),
         compatible_with: 1,
     },
+    Migration {
+        version: 11,
+        name: "layout",
+        sql: include_str!("../../../migrations/postgres/0011_layout.sql"),
+        compatible_with: 1,
+    },
 ];
 
 /// The version that this program works on.
 const NEEDED: u32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
 /// One process at a time: the first eight bytes of the SHA-256 of "oncegate migrate".
-const LOCK: &str =
+pub(super) const LOCK: &str =
     "SELECT pg_advisory_xact_lock(('x' || left(encode(sha256('oncegate migrate'), 'hex'), 16))::bit(64)::bigint)";
 
 /// The migrations that [`migrate`] would apply, in order.
@@ -167,7 +173,7 @@ pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
 async fn fitting(client: &Client) -> Result<(), OpenError> {
     let question = "SELECT current_setting('transaction_isolation'), string_agg(t || ': ' || p, ', ')
         FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity', 'audit', 'delivery', 'paused']) t,
-              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p UNION ALL SELECT 'store', 'SELECT'
+              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p UNION ALL SELECT unnest(ARRAY['store', 'layout']), 'SELECT'
               UNION ALL SELECT 'rules_period', unnest(ARRAY['SELECT', 'INSERT', 'UPDATE'])) needed
         WHERE NOT has_table_privilege('oncegate.' || t, p)";
     let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;

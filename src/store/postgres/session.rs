@@ -134,7 +134,7 @@ impl CallError {
             Self::Sql(error) if error::is_transient(error) => Failure::Conflict,
             Self::Sql(error) if error::must_close(error) => Failure::Lost,
             // Any other kind comes from the server's state, and would affect every operation.
-            Self::Sql(error) if error::kind(error) == ErrorKind::Other => Failure::OfOne,
+            Self::Sql(error) if matches!(error::kind(error), ErrorKind::Other | ErrorKind::Moved) => Failure::OfOne,
             Self::Sql(_) => Failure::OfAll,
         };
         meaning(self.into_error())

@@ -199,6 +199,10 @@ impl Store for Sealed {
         self.store.ping().await
     }
 
+    fn away(&self) -> Vec<Arc<str>> {
+        self.store.away()
+    }
+
     async fn close(&self) {
         self.store.close().await;
     }

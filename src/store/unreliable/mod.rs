@@ -310,6 +310,10 @@ impl Store for Unreliable {
         self.call(Operation::Ping, self.inner.ping()).await
     }
 
+    fn away(&self) -> Vec<Arc<str>> {
+        self.inner.away()
+    }
+
     async fn close(&self) {
         self.inner.close().await;
     }

@@ -39,6 +39,7 @@ pub(in crate::telemetry) struct Families {
     pub(in crate::telemetry) store_duration: HistogramVec,
     pub(in crate::telemetry) store_errors: IntCounterVec,
     pub(in crate::telemetry) store_in_flight: IntGaugeVec,
+    pub(in crate::telemetry) database_up: IntGaugeVec,
     pub(in crate::telemetry) stores: Mutex<Vec<(&'static str, Arc<OperationsInFlight>)>>,
     pub(in crate::telemetry) attempts_in_flight: IntGaugeVec,
     pub(in crate::telemetry) observed: IntCounterVec,
@@ -145,6 +146,16 @@ impl Families {
                         "Store operations whose callers wait, queued or in progress.",
                     ),
                     &["store", "op"],
+                ),
+            ),
+            database_up: add(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "oncegate_store_database_up",
+                        "1 if a database of a store that is spread over several answers, else 0.",
+                    ),
+                    &["database"],
                 ),
             ),
             stores: Mutex::default(),
@@ -270,9 +281,11 @@ impl Families {
         self.process.refresh();
         self.runtimes.refresh();
         let whole = |count| i64::try_from(count).unwrap_or(i64::MAX);
+        // Each database of a store that is spread over several counts its own.
+        self.store_in_flight.reset();
         for (store, in_flight) in &*self.stores.lock().unwrap_or_else(PoisonError::into_inner) {
             for (op, count) in in_flight.iter() {
-                self.store_in_flight.with_label_values(&[store, op.as_str()]).set(whole(count));
+                self.store_in_flight.with_label_values(&[store, op.as_str()]).add(whole(count));
             }
         }
         for (limit, level) in Limit::ALL.into_iter().zip(&self.levels) {

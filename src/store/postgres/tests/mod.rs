@@ -4,12 +4,14 @@ mod faults;
 mod hosts;
 mod plans;
 mod rights;
+mod spread;
 
 use std::sync::Arc;
 use std::thread;
 
 use proptest::test_runner::Config;
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 use super::*;
 use crate::store::contract::{self, Harness, model};

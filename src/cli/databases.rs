@@ -1,0 +1,138 @@
+//! A store that is spread over databases: opening it, as far as they can be reached.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+
+use crate::config::Postgres as Settings;
+use crate::store::Store;
+use crate::store::postgres::layout::find;
+use crate::store::postgres::{Description, OpenError, Opened, Postgres};
+use crate::store::sharded::layout::{DatabaseId, Found, Misfit, Routes, fit, follow};
+use crate::store::sharded::{Databases, Sharded};
+
+/// A store of several databases.
+pub(super) struct Spread {
+    /// It.
+    pub(super) store: Sharded,
+    /// What the whole store is known by.
+    pub(super) opened: Opened,
+    /// Each database with its server, where that was reached.
+    pub(super) databases: Vec<(String, Option<Description>)>,
+}
+
+/// What is made of each store that is opened, given the name of its database.
+pub(super) type Wrap = Box<dyn Fn(Postgres, Arc<str>) -> Arc<dyn Store> + Send + Sync>;
+
+/// Hears whether the database of a name works.
+pub(super) type Observe = Box<dyn Fn(&str, bool) + Send + Sync>;
+
+/// The databases of a list that belong to one store.
+struct List {
+    databases: Vec<Settings>,
+    names: Vec<String>,
+    wrap: Wrap,
+    observe: Observe,
+}
+
+/// Opens those databases that can be reached: one at least. The others are opened when they can be.
+///
+/// # Errors
+/// See [`OpenError`]. What cannot be reached is only an error where nothing can be, or where it cannot be known what it
+/// must be.
+pub(super) async fn open(databases: Vec<Settings>, wrap: Wrap, observe: Observe) -> Result<Spread, OpenError> {
+    let names: Vec<String> = databases.iter().map(Settings::servers).collect();
+    let list = Arc::new(List { databases, names, wrap, observe });
+    let (found, opened) = list.look().await?;
+    let routes = fit(&list.names, &found).map_err(|misfit| match misfit {
+        Misfit::Unclear { .. } => OpenError::Unreachable(misfit.to_string()),
+        other => other.into(),
+    })?;
+    let reached = found.iter().map(Option::is_some);
+    let opening = list.databases.iter().enumerate().zip(reached).map(|((index, _), is_reached)| {
+        let list = &list;
+        async move { if is_reached { Some(list.open_one(index).await) } else { None } }
+    });
+    let (mut stores, mut described, mut failed) = (Vec::new(), Vec::new(), None);
+    for (name, opening) in list.names.iter().zip(join_all(opening).await) {
+        let store = match opening {
+            Some(Err(error @ OpenError::Unreachable(_))) => {
+                failed = Some(error);
+                None
+            }
+            other => other.transpose()?,
+        };
+        described.push((name.clone(), store.as_ref().map(|store| store.description().clone())));
+        let name: Arc<str> = name.as_str().into();
+        let store = store.map(|store| (list.wrap)(store, Arc::clone(&name)));
+        stores.push((name, store));
+    }
+    if let (Some(error), true) = (failed, stores.iter().all(|(_, store)| store.is_none())) {
+        return Err(error);
+    }
+    let store = Sharded::new(stores, routes, list);
+    Ok(Spread { store, opened, databases: described })
+}
+
+impl List {
+    /// What the databases say that can be reached.
+    async fn look(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
+        let looks = join_all(self.databases.iter().map(|database| find(&database.settings))).await;
+        let (mut found, mut opened, mut failed) = (Vec::new(), None, None);
+        for (look, name) in looks.into_iter().zip(&self.names) {
+            match look {
+                Ok(database) => {
+                    opened.get_or_insert(database.opened);
+                    found.push(Some(database.found));
+                }
+                Err(OpenError::Unreachable(error)) => {
+                    failed = Some(OpenError::Unreachable(format!("{name}: {error}")));
+                    found.push(None);
+                }
+                Err(OpenError::Layout(misfit)) => return Err(misfit.into()),
+                Err(error) => return Err(OpenError::of_database(name, error)),
+            }
+        }
+        let none = || OpenError::Unreachable("the list is empty".to_owned());
+        opened.map(|opened| (found, opened)).ok_or_else(|| failed.unwrap_or_else(none))
+    }
+
+    async fn open_one(&self, index: usize) -> Result<Postgres, OpenError> {
+        let check = |one: &Found| {
+            let mut found = vec![None; self.names.len()];
+            found[index] = Some(one.clone());
+            match fit(&self.names, &found) {
+                // It is itself what it must be.
+                Ok(_) | Err(Misfit::Unclear { .. }) => Ok(()),
+                Err(misfit) => Err(misfit),
+            }
+        };
+        Postgres::open_member(&self.databases[index].settings, &check).await
+    }
+}
+
+#[async_trait]
+impl Databases for List {
+    async fn open(&self, index: usize) -> Result<Arc<dyn Store>, String> {
+        // It may have come back as another one, or with another list.
+        let (found, _) = self.look().await.map_err(|error| error.to_string())?;
+        if found[index].is_some() {
+            fit(&self.names, &found).map_err(|misfit| misfit.to_string())?;
+        }
+        let store = self.open_one(index).await.map_err(|error| error.to_string())?;
+        for risk in store.description().risks() {
+            tracing::warn!(store = self.names[index], "{risk}");
+        }
+        Ok((self.wrap)(store, self.names[index].as_str().into()))
+    }
+
+    async fn routes(&self, ids: &[DatabaseId]) -> Result<Routes, String> {
+        let (found, _) = self.look().await.map_err(|error| error.to_string())?;
+        follow(ids, &found).ok_or_else(|| "no database says where records are".to_owned())
+    }
+
+    fn observed(&self, index: usize, is_up: bool) {
+        (self.observe)(&self.names[index], is_up);
+    }
+}

@@ -1,0 +1,150 @@
+//! What a database knows of the list that it stands in: see `migrations/postgres/0011_layout.sql`.
+
+use std::fmt;
+
+use tokio::time::Instant;
+use tokio_postgres::Client;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::connect::Connector;
+use super::schema::{self, LOCK};
+use super::{OpenError, Settings, hosts};
+use crate::idempotency::record::Timestamp;
+use crate::store::sharded::layout::{DatabaseId, Found, Layout, Misfit, fit};
+use crate::store::sharded::placement::beginning;
+
+/// The identity of a store, and its time when it was opened.
+#[derive(Clone, Copy)]
+pub struct Opened {
+    /// Its id.
+    pub id: [u8; 16],
+    /// A secret that only its gates know.
+    pub secret: [u8; 32],
+    /// Its time.
+    pub time: Timestamp,
+    /// When the request for its time was sent.
+    pub asked: Instant,
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened").field("time", &self.time).finish_non_exhaustive()
+    }
+}
+
+/// A database with what it says of itself.
+pub struct Database {
+    /// Its id, and the list that it stands in.
+    pub found: Found,
+    /// What the store is known by, and the secret of its gates: that of the whole list where it stands in one.
+    pub opened: Opened,
+    /// Where it keeps records of its own: a record, a delivery or an entry.
+    pub(super) has_records: bool,
+    /// See the column `number`.
+    pub(super) number: Option<i16>,
+}
+
+/// Looks at a database. Its schema must be there.
+///
+/// # Errors
+/// See [`OpenError`].
+pub async fn find(settings: &Settings) -> Result<Database, OpenError> {
+    let session = Connector::new(settings).connect_unchecked().await?;
+    schema::check(session.client()).await?;
+    look(session.client()).await
+}
+
+/// Makes databases one store, which they may be already. All of them must be there, with the schema, and without records
+/// where they are not. Returns whether anything was changed.
+///
+/// # Errors
+/// See [`OpenError`].
+pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, OpenError> {
+    let mut sessions = Vec::new();
+    for settings in databases {
+        let session = Connector::new(settings).connect_unchecked().await?;
+        let database = look(session.client()).await?;
+        sessions.push((session, database));
+    }
+    let members: Vec<DatabaseId> = sessions.iter().map(|(_, database)| database.found.id).collect();
+    let found = |database: &Database| {
+        // Those that stand in no list yet are to be what this one says.
+        let layout = database.found.layout.clone().unwrap_or(Layout { members: members.clone(), target: None });
+        Some(Found { id: database.found.id, layout: Some(layout) })
+    };
+    let all: Vec<_> = sessions.iter().map(|(_, database)| found(database)).collect();
+    fit(names, &all)?;
+    let (store, secret) = {
+        let first = &sessions[0].1.opened;
+        (first.id, first.secret)
+    };
+    // In one order, whatever the list says: of two that make different lists of the same databases, one finds the first
+    // taken, and changes nothing.
+    let mut order: Vec<usize> = (0..members.len()).collect();
+    order.sort_by_key(|index| members[*index]);
+    let mut is_changed = false;
+    for index in order {
+        let session = &mut sessions[index].0;
+        let transaction = session.client_mut().transaction().await.map_err(|error| OpenError::of(&error))?;
+        let sql = |error: tokio_postgres::Error| OpenError::of(&error);
+        transaction.batch_execute(LOCK).await.map_err(sql)?;
+        let database = look(transaction.client()).await?;
+        if database.found.layout.is_some() {
+            // Another process may have joined it meanwhile.
+            let mut found = vec![None; members.len()];
+            found[index] = Some(database.found);
+            fit(names, &found)?;
+            continue;
+        }
+        if database.has_records {
+            let (name, place, count) = (names[index].clone(), index + 1, members.len());
+            return Err(Misfit::Single { name, place, count }.into());
+        }
+        let from = beginning(index, members.len());
+        let to = (index + 1 < members.len()).then(|| beginning(index + 1, members.len()));
+        let number = i16::try_from(index).unwrap_or(i16::MAX);
+        let values: [(&(dyn ToSql + Sync), Type); 6] = [
+            (&&store[..], Type::BYTEA),
+            (&&secret[..], Type::BYTEA),
+            (&members.iter().map(|id| &id[..]).collect::<Vec<_>>(), Type::BYTEA_ARRAY),
+            (&number, Type::INT2),
+            (&from, Type::BYTEA),
+            (&to, Type::BYTEA),
+        ];
+        let join = "SELECT oncegate.join_v1($1, $2, $3, NULL, $4, $5, $6)";
+        transaction.query_typed(join, &values).await.map_err(sql)?;
+        transaction.commit().await.map_err(sql)?;
+        is_changed = true;
+    }
+    Ok(is_changed)
+}
+
+pub(super) async fn look(client: &Client) -> Result<Database, OpenError> {
+    let mut opened = schema::store(client).await?;
+    let id = opened.id;
+    let question = "SELECT l.store, l.secret, l.members, l.target, l.number,
+            EXISTS (SELECT FROM oncegate.record) OR EXISTS (SELECT FROM oncegate.delivery)
+        FROM (SELECT) one LEFT JOIN oncegate.layout l ON true";
+    let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;
+    let damaged = || OpenError::Failed("the table oncegate.layout has a row that cannot be read".to_owned());
+    let has_records = row.get(5);
+    let Some(store) = row.get::<_, Option<&[u8]>>(0) else {
+        return Ok(Database { found: Found { id, layout: None }, opened, has_records, number: None });
+    };
+    opened.id = store.try_into().map_err(|_| damaged())?;
+    opened.secret = row.get::<_, &[u8]>(1).try_into().map_err(|_| damaged())?;
+    let ids = |ids: Vec<&[u8]>| ids.into_iter().map(|id| id.try_into().map_err(|_| damaged())).collect();
+    let members = ids(row.get(2))?;
+    let target = row.get::<_, Option<Vec<&[u8]>>>(3).map(ids).transpose()?;
+    let layout = Some(Layout { members, target });
+    Ok(Database { found: Found { id, layout }, opened, has_records, number: Some(row.get(4)) })
+}
+
+/// Refuses a database that is not the whole store, where it is named alone.
+pub(super) fn check_alone(settings: &Settings, found: &Found) -> Result<(), Misfit> {
+    if found.layout.is_some() {
+        let hosts = (0..hosts::count(&settings.servers)).map(|host| hosts::name(&settings.servers, host));
+        fit(&[hosts.collect::<Vec<_>>().join(",")], &[Some(found.clone())])?;
+    }
+    Ok(())
+}

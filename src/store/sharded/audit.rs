@@ -1,0 +1,75 @@
+//! The audit log: each database has entries of its own, in places that no other gives.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, join_all};
+
+use super::Sharded;
+use crate::store::audit::{self, AuditLog, EntryFilter, EntryPage, NewEntry, Position};
+use crate::store::{Error, ErrorKind, Store};
+
+#[async_trait]
+impl AuditLog for Sharded {
+    /// In the database of the record that it is about, or else in the first one that takes it.
+    async fn append(&self, entry: NewEntry) -> Result<Position, Error> {
+        let call = |store: Arc<dyn Store>, entry: NewEntry| -> BoxFuture<'static, _> {
+            Box::pin(async move { audit::of(&*store)?.append(entry).await })
+        };
+        let mut failed = None;
+        let own = entry.record.and_then(|id| self.owners(id).ok()).map(|owners| Arc::clone(owners.first));
+        for member in own.into_iter().chain(self.all().into_iter().map(|(_, member)| member)) {
+            let Ok(store) = member.store() else { continue };
+            match call(Arc::clone(store), entry.clone()).await {
+                Ok(position) => return Ok(position),
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| Error::determinate(ErrorKind::Unavailable, "no database takes the entry")))
+    }
+
+    async fn amend(&self, position: Position, detail: Bytes) -> Result<bool, Error> {
+        let amends = self.all().into_iter().map(|(_, member)| {
+            let detail = detail.clone();
+            async move {
+                let store = member.store()?;
+                audit::of(&**store)?.amend(position, detail).await
+            }
+        });
+        let mut amended = Ok(false);
+        for one in join_all(amends).await {
+            match one {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(error) => amended = Err(error),
+            }
+        }
+        amended
+    }
+
+    async fn entries(&self, filter: EntryFilter, before: Option<Position>, limit: usize) -> Result<EntryPage, Error> {
+        let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
+            let filter = filter.clone();
+            Box::pin(async move { audit::of(&*store)?.entries(filter, before, limit).await })
+        };
+        let pages = self.of_all(call).await?;
+        // Behind the end of a page, its database may have more.
+        let bound = pages.iter().filter_map(|page| page.next).max();
+        let mut entries: Vec<_> = pages.into_iter().flat_map(|page| page.entries).collect();
+        entries.retain(|entry| bound.is_none_or(|bound| entry.position >= bound));
+        entries.sort_by_key(|entry| Reverse(entry.position));
+        let is_more = entries.len() > limit;
+        entries.truncate(limit);
+        let last = entries.last().filter(|_| is_more).map(|last| last.position);
+        Ok(EntryPage { entries, next: last.or(bound) })
+    }
+
+    async fn sweep_entries(&self, limit: usize) -> Result<usize, Error> {
+        let sweep = move |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
+            Box::pin(async move { audit::of(&*store)?.sweep_entries(limit).await })
+        };
+        Ok(self.sweep_each(|busy| &busy.sweeping_entries, sweep).await?.into_iter().sum::<usize>().min(limit))
+    }
+}

@@ -1,0 +1,74 @@
+//! Over stores in memory, of which one is away at first.
+
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+use crate::store::contract;
+use crate::store::memory::Memory;
+
+/// A list whose second database cannot be opened at first.
+#[derive(Default)]
+struct Late {
+    is_there: AtomicBool,
+    store: Arc<Memory>,
+}
+
+#[async_trait]
+impl Databases for Late {
+    async fn open(&self, _: usize) -> Result<Arc<dyn Store>, String> {
+        match self.is_there.load(Ordering::SeqCst) {
+            true => Ok(Arc::clone(&self.store) as Arc<dyn Store>),
+            false => Err("it is away".to_owned()),
+        }
+    }
+
+    async fn routes(&self, _: &[DatabaseId]) -> Result<Routes, String> {
+        Ok(Routes::fixed(2))
+    }
+
+    fn observed(&self, _: usize, _: bool) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_that_comes_late_knows_the_rules_before_it_takes_a_claim() {
+    let late = Arc::new(Late::default());
+    let first: Arc<dyn Store> = Arc::new(Memory::new());
+    let opened = vec![("a".into(), Some(first)), ("b".into(), None)];
+    let store = Sharded::new(opened, Routes::fixed(2), Arc::clone(&late) as Arc<dyn Databases>);
+    let rules = Identity {
+        service: "shop".into(),
+        namespace: "charges".into(),
+        digest: [1; 32],
+        others: Vec::new(),
+        description: None,
+    };
+    assert_eq!(store.adopt(Vec::new(), vec![rules.clone()], false).await.unwrap(), []);
+    let claim = |first| store.claim(RecordId([first; 32]), contract::fresh(1));
+    assert!(matches!(claim(0x10).await, Ok(Claim::Inserted(_))));
+    let away = claim(0xf0).await.unwrap_err();
+    assert!(matches!(&away, Error::Determinate(cause) if cause.kind == ErrorKind::Unavailable), "{away}");
+    assert!(store.ping().await.is_ok(), "one works");
+    assert_eq!(store.away(), [Arc::from("b")]);
+    assert!(store.count().await.is_err(), "some of the records cannot be counted");
+    // What is done in every database is done in those that are there.
+    assert_eq!(store.sweep(10).await.unwrap(), 0);
+    assert!(store.expire_leases(10).await.unwrap().is_empty());
+
+    late.is_there.store(true, Ordering::SeqCst);
+    while claim(0xf0).await.is_err() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(late.store.identities().await.unwrap()[0].digest, Some(rules.digest));
+    assert!(store.ping().await.is_ok() && store.away().is_empty());
+    assert_eq!(store.count().await.unwrap(), [2, 0, 0]);
+}
+
+#[tokio::test]
+async fn a_database_that_the_list_does_not_name_is_not_asked() {
+    let first: Arc<dyn Store> = Arc::new(Memory::new());
+    let routes = Routes { members: vec![Some(0), None], target: None, ids: Vec::new() };
+    let store = Sharded::new(vec![("a".into(), Some(first))], routes, Arc::new(Late::default()));
+    assert!(store.claim(RecordId([0x10; 32]), contract::fresh(1)).await.is_ok());
+    let error = store.claim(RecordId([0xf0; 32]), contract::fresh(1)).await.unwrap_err();
+    assert!(matches!(&error, Error::Determinate(cause) if cause.kind == ErrorKind::Moved), "{error}");
+}
