@@ -1,27 +1,43 @@
-//! `[[consumers]]`: each message of a queue of RabbitMQ runs once.
+//! `[[consumers]]`: each message of a broker runs once. The same holds of every broker.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::support::{Gate, Plan, RabbitMq, Reply, Request, Signal, Upstream, eventually};
+use crate::support::brokers::Broker;
+use crate::support::{Gate, Plan, Reply, Request, Signal, Upstream, eventually};
 
-const QUEUE: &str = "orders";
-const DEAD: &str = "orders.dead-letter";
-
-fn broker() -> RabbitMq {
-    let broker = RabbitMq::start();
-    broker.declare(QUEUE);
-    broker
+/// Runs the same tests with one broker after the other.
+macro_rules! with_each_broker {
+    ($($test:ident)*) => {
+        mod rabbitmq {
+            $(#[test] fn $test() { super::$test::<crate::support::brokers::RabbitMq>(); })*
+        }
+        mod nats {
+            $(#[test] fn $test() { super::$test::<crate::support::brokers::Nats>(); })*
+        }
+        #[cfg(feature = "kafka")]
+        mod kafka {
+            $(#[test] fn $test() { super::$test::<crate::support::brokers::Kafka>(); })*
+        }
+    };
 }
 
-fn consuming(upstream: &Upstream, broker: &RabbitMq, more: &str) -> Plan {
-    let source = broker.source(QUEUE);
-    Gate::before(upstream)
-        .defaults("deliver = { attempts = 3, backoff = \"20ms\" }\n")
-        .routes(&format!(
-            "[[routes]]\nname = \"orders\"\npath = \"/internal/{{*rest}}\"\n\
-             [[consumers]]\nname = \"orders\"\nsource = \"{source}\"\nrequest = \"POST /internal/orders?via=queue\"\n{more}"
-        ))
+with_each_broker! {
+    a_message_runs_once_and_is_acknowledged
+    what_is_given_up_is_a_dead_letter_with_its_reason
+    one_at_a_time_is_in_the_order_of_the_queue
+    a_shutdown_ends_what_runs_and_gives_back_the_rest
+    a_broker_that_is_away_is_tried_again
+    nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed
+}
+
+fn consuming<B: Broker>(upstream: &Upstream, broker: &B, more: &str) -> Plan {
+    let (source, id) = (broker.source(), B::ID);
+    Gate::before(upstream).defaults("deliver = { attempts = 3, backoff = \"20ms\" }\n").routes(&format!(
+        "[[routes]]\nname = \"orders\"\npath = \"/internal/{{*rest}}\"\n\
+             [[consumers]]\nname = \"orders\"\nsource = \"{source}\"\nrequest = \"POST /internal/orders?via=queue\"\n\
+             key = [\"{id}\"]\n{more}"
+    ))
 }
 
 fn ended(gate: &Gate, result: &str) -> f64 {
@@ -41,13 +57,12 @@ fn runs(upstream: &Upstream) -> BTreeMap<String, usize> {
     runs
 }
 
-#[test]
-fn a_message_runs_once_and_is_acknowledged() {
-    let broker = broker();
+fn a_message_runs_once_and_is_acknowledged<B: Broker>() {
+    let broker = B::start();
     let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
     // A message has neither the host nor the credentials of a client.
     let gate = consuming(&upstream, &broker, "").defaults("scope = [\"credential\"]\n").start();
-    broker.publish(QUEUE, &[(Some("m-1"), "{\"n\":1}"), (Some("m-2"), "{\"n\":2}"), (Some("m-1"), "{\"n\":1}")]);
+    broker.publish(&[(Some("m-1"), "{\"n\":1}"), (Some("m-2"), "{\"n\":2}"), (Some("m-1"), "{\"n\":1}")]);
     wait_for(&gate, "done", 3);
     assert_eq!(upstream.runs(), 2, "the copy is a replay");
     let seen = upstream.seen().into_iter().find(|request| request.key().as_deref() == Some("m-1")).expect("it ran");
@@ -62,35 +77,31 @@ fn a_message_runs_once_and_is_acknowledged() {
     let request = Request::post("/internal/orders?via=queue").key("m-2").header("content-type", "application/json");
     request.body("{\"n\":2}").send(&gate).expect(200, "replayed");
     gate.stop();
-    assert_eq!((broker.waiting(QUEUE), broker.waiting(DEAD)), (0, 0));
+    assert_eq!((broker.waiting(), broker.take_dead().len()), (0, 0));
 }
 
-#[test]
-fn what_is_given_up_is_a_dead_letter_with_its_reason() {
-    let broker = broker();
+fn what_is_given_up_is_a_dead_letter_with_its_reason<B: Broker>() {
+    let broker = B::start();
     let upstream = Upstream::start(|request| match request.body.bytes.as_slice() {
         b"refused" => Reply::status("503 Service Unavailable", "later"),
         b"lost" => Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nha").close(),
         _ => Reply::ok("done"),
     });
     let gate = consuming(&upstream, &broker, "").start();
-    broker.publish(
-        QUEUE,
-        &[
-            (Some("m-1"), "refused"),
-            (Some("m-2"), "lost"),
-            (None, "nameless"),
-            (Some("m 4"), "spaced"),
-            (Some("m-5"), "one"),
-            (Some("m-5"), "another"),
-        ],
-    );
+    broker.publish(&[
+        (Some("m-1"), "refused"),
+        (Some("m-2"), "lost"),
+        (None, "nameless"),
+        (Some("m 4"), "spaced"),
+        (Some("m-5"), "one"),
+        (Some("m-5"), "another"),
+    ]);
     wait_for(&gate, "dead", 5);
     wait_for(&gate, "done", 1);
     gate.stop();
-    assert_eq!(broker.waiting(QUEUE), 0);
+    assert_eq!(broker.waiting(), 0);
     let mut dead: Vec<String> = broker
-        .take(DEAD)
+        .take_dead()
         .into_iter()
         .map(|letter| format!("{}: {}", letter.body, letter.reason.expect("a reason")))
         .collect();
@@ -103,16 +114,15 @@ fn what_is_given_up_is_a_dead_letter_with_its_reason() {
             "lost: outcome-unknown",
             "nameless: key-missing: the message has no key",
             "refused: released: 503, after 3 attempts",
-            "spaced: key-invalid: property:message-id: a key has visible ASCII characters only, and no spaces",
+            &format!("spaced: key-invalid: {}: a key has visible ASCII characters only, and no spaces", B::ID),
         ]
     );
     let runs = runs(&upstream);
     assert_eq!((runs["m-1"], runs["m-2"], runs["m-5"]), (3, 1, 1));
 }
 
-#[test]
-fn one_at_a_time_is_in_the_order_of_the_queue() {
-    let broker = broker();
+fn one_at_a_time_is_in_the_order_of_the_queue<B: Broker>() {
+    let broker = B::start();
     // The second is released twice: what comes after it waits.
     let upstream = Upstream::start(|request| match request.nth {
         1 | 2 => Reply::status("503 Service Unavailable", "later"),
@@ -120,7 +130,8 @@ fn one_at_a_time_is_in_the_order_of_the_queue() {
     });
     let ids: Vec<String> = (0..12).map(|nth| format!("m-{nth:02}")).collect();
     let messages: Vec<(Option<&str>, &str)> = ids.iter().map(|id| (Some(&**id), "{}")).collect();
-    broker.publish(QUEUE, &messages);
+    broker.keep_order();
+    broker.publish(&messages);
     let gate = consuming(&upstream, &broker, "concurrency = 1\n").start();
     wait_for(&gate, "done", ids.len());
     let mut order: Vec<String> = upstream.seen().iter().filter_map(crate::support::upstream::Request::key).collect();
@@ -128,9 +139,8 @@ fn one_at_a_time_is_in_the_order_of_the_queue() {
     assert_eq!(order, ids);
 }
 
-#[test]
-fn a_shutdown_ends_what_runs_and_gives_back_the_rest() {
-    let broker = broker();
+fn a_shutdown_ends_what_runs_and_gives_back_the_rest<B: Broker>() {
+    let broker = B::start();
     let held = Signal::new();
     let hold = held.clone();
     let upstream = Upstream::start(move |request| match request.body.bytes.as_slice() {
@@ -139,24 +149,23 @@ fn a_shutdown_ends_what_runs_and_gives_back_the_rest() {
     });
     let plan = consuming(&upstream, &broker, "").defaults("deliver = { backoff = \"1h\", max_backoff = \"1h\" }\n");
     let mut gate = plan.start();
-    broker.publish(QUEUE, &[(Some("slow"), "slow"), (Some("later"), "later")]);
+    broker.publish(&[(Some("slow"), "slow"), (Some("later"), "later")]);
     upstream.wait_for_runs(2);
     gate.sigterm();
     std::thread::sleep(Duration::from_millis(300));
     assert!(gate.is_running(), "an attempt is under way");
     held.open();
     assert!(gate.wait().success());
-    let left: Vec<_> = broker.take(QUEUE).into_iter().map(|message| message.body).collect();
+    let left: Vec<_> = broker.take_waiting().into_iter().map(|message| message.body).collect();
     assert_eq!(left, ["later"]);
-    assert_eq!(broker.waiting(DEAD), 0);
+    assert!(broker.take_dead().is_empty());
 }
 
-#[test]
-fn a_broker_that_is_away_is_tried_again() {
-    let mut broker = broker();
+fn a_broker_that_is_away_is_tried_again<B: Broker>() {
+    let mut broker = B::start();
     let upstream = Upstream::start(|_| Reply::ok("done"));
     let gate = consuming(&upstream, &broker, "").start();
-    broker.publish(QUEUE, &[(Some("m-1"), "{}")]);
+    broker.publish(&[(Some("m-1"), "{}")]);
     wait_for(&gate, "done", 1);
     assert_eq!(gate.metric("oncegate_consumer_connected", &["consumer=\"orders\""]), 1.0);
     broker.kill9();
@@ -166,8 +175,10 @@ fn a_broker_that_is_away_is_tried_again() {
     // What else the gate does goes on.
     gate.post("/internal/orders?via=queue", "k-1", "{}").expect(200, "executed");
     broker.run();
-    broker.publish(QUEUE, &[(Some("m-1"), "{}"), (Some("m-2"), "{}")]);
+    broker.publish(&[(Some("m-1"), "{}"), (Some("m-2"), "{}")]);
     wait_for(&gate, "done", 3);
+    // The first may come once more, where its acknowledgement was lost.
+    upstream.wait_for_runs(3);
     assert_eq!(upstream.runs(), 3);
     let log = gate.log();
     assert_eq!(log.matches("no messages come").count(), 1, "one line for one outage:\n{log}");
@@ -177,16 +188,15 @@ fn a_broker_that_is_away_is_tried_again() {
 
 /// Gates and the broker are killed while messages run. The upstream counts: none runs twice, and each is done, or is a dead
 /// letter because its outcome is unknown.
-#[test]
-fn nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed() {
+fn nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed<B: Broker>() {
     const MESSAGES: usize = 600;
-    let mut broker = broker();
+    let mut broker = B::start();
     let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(4)));
     let ids: Vec<String> = (0..MESSAGES).map(|nth| format!("m-{nth:04}")).collect();
     let messages: Vec<(Option<&str>, &str)> = ids.iter().map(|id| (Some(&**id), "{}")).collect();
-    broker.publish(QUEUE, &messages);
+    broker.publish(&messages);
     let mut plan = consuming(&upstream, &broker, "");
-    for round in 0..4 {
+    for round in 0..B::KILLS {
         let gate = plan.start();
         let before = upstream.runs();
         eventually("it goes on", || (upstream.runs() > before + 40).then_some(()));
@@ -200,14 +210,14 @@ fn nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed()
     let gate = plan.start();
     eventually("all is done", || {
         let is_idle = gate.metric("oncegate_messages_in_hand", &["consumer=\"orders\""]) == 0.0;
-        (is_idle && broker.waiting(QUEUE) == 0).then_some(())
+        (is_idle && broker.waiting() == 0).then_some(())
     });
     gate.stop();
-    assert_eq!(broker.waiting(QUEUE), 0);
+    assert_eq!(broker.waiting(), 0);
     let runs = runs(&upstream);
     let twice: Vec<_> = runs.iter().filter(|(_, count)| **count > 1).collect();
     assert!(twice.is_empty(), "these ran twice: {twice:?}");
-    let dead = broker.take(DEAD);
+    let dead = broker.take_dead();
     assert!(dead.iter().all(|letter| letter.reason.as_deref() == Some("outcome-unknown")), "{dead:?}");
     let dead: BTreeSet<String> = dead.into_iter().filter_map(|letter| letter.id).collect();
     let lost: Vec<_> = ids.iter().filter(|id| !runs.contains_key(*id) && !dead.contains(*id)).collect();

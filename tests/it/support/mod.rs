@@ -1,5 +1,6 @@
 //! A scripted upstream, the real gate as a process, and a client that sees every byte.
 
+pub mod brokers;
 pub mod client;
 pub mod faults;
 pub mod frames;
@@ -9,7 +10,6 @@ pub mod http2;
 pub mod https;
 pub mod listening;
 pub mod process;
-pub mod rabbitmq;
 pub mod service;
 pub mod store;
 pub mod tls;
@@ -21,7 +21,6 @@ pub use client::{Client, Request, Response};
 pub use gate::{Gate, Plan};
 pub use h2::H2;
 pub use process::Process;
-pub use rabbitmq::RabbitMq;
 pub use service::Service;
 pub use tls::{Terms, Tls};
 pub use upstream::{Reply, Upstream};
