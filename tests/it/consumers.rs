@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::support::brokers::Broker;
+use crate::support::brokers::{Broker, Nats};
+use crate::support::store::migrated;
 use crate::support::{Gate, Plan, Reply, Request, Signal, Upstream, eventually};
 
 /// Runs the same tests with one broker after the other.
@@ -28,6 +29,8 @@ with_each_broker! {
     one_at_a_time_is_in_the_order_of_the_queue
     a_shutdown_ends_what_runs_and_gives_back_the_rest
     a_broker_that_is_away_is_tried_again
+    an_attempt_that_takes_long_is_not_repeated
+    gates_share_the_messages_and_take_over_from_one_that_is_killed
     nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed
 }
 
@@ -46,6 +49,13 @@ fn ended(gate: &Gate, result: &str) -> f64 {
 
 fn wait_for(gate: &Gate, result: &str, count: usize) {
     eventually(&format!("{count} messages are {result}"), || (ended(gate, result) >= count as f64).then_some(()));
+}
+
+fn wait_for_the_end<B: Broker>(gate: &Gate, broker: &B) {
+    eventually("all is done", || {
+        let is_idle = gate.metric("oncegate_messages_in_hand", &["consumer=\"orders\""]) == 0.0;
+        (is_idle && broker.waiting() == 0).then_some(())
+    });
 }
 
 /// Ids of messages and how often the upstream ran each.
@@ -183,7 +193,53 @@ fn a_broker_that_is_away_is_tried_again<B: Broker>() {
     let log = gate.log();
     assert_eq!(log.matches("no messages come").count(), 1, "one line for one outage:\n{log}");
     assert_eq!(log.matches("messages come again").count(), 1, "{log}");
-    assert!(!log.contains("guest"), "no password:\n{log}");
+    assert!(!log.contains(B::PASSWORD), "no password:\n{log}");
+}
+
+/// Neither an acknowledgement that a broker waits for, nor its patience with a group, ends an attempt.
+fn an_attempt_that_takes_long_is_not_repeated<B: Broker>() {
+    let broker = B::start();
+    broker.keep_order();
+    let upstream = Upstream::start(|request| match request.body.bytes.as_slice() {
+        b"slow" => Reply::ok("done").delay(Duration::from_millis(3500)),
+        _ => Reply::ok("done"),
+    });
+    let gate = consuming(&upstream, &broker, "concurrency = 1\n").start();
+    broker.publish(&[(Some("m-1"), "quick"), (Some("m-2"), "slow"), (Some("m-3"), "quick"), (Some("m-4"), "slow")]);
+    wait_for(&gate, "done", 4);
+    let gate = gate.stop().start();
+    broker.publish(&[(Some("m-5"), "quick")]);
+    wait_for(&gate, "done", 1);
+    gate.stop();
+    assert_eq!(broker.waiting(), 0);
+    let order: Vec<_> = upstream.seen().iter().filter_map(crate::support::upstream::Request::key).collect();
+    assert_eq!(order, ["m-1", "m-2", "m-3", "m-4", "m-5"]);
+}
+
+fn gates_share_the_messages_and_take_over_from_one_that_is_killed<B: Broker>() {
+    const MESSAGES: usize = 800;
+    let Some(database) = migrated() else { return };
+    let broker = B::start_for_many();
+    let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(20)));
+    let ids: Vec<String> = (0..MESSAGES).map(|nth| format!("m-{nth:04}")).collect();
+    let messages: Vec<(Option<&str>, &str)> = ids.iter().map(|id| (Some(&**id), "{}")).collect();
+    let start = || {
+        let plan = consuming(&upstream, &broker, "concurrency = 4\n").defaults("lease = \"1s\"\n");
+        plan.store_url(&database.url).start()
+    };
+    let (first, second) = (start(), start());
+    let (first_half, second_half) = messages.split_at(MESSAGES / 2);
+    broker.publish(first_half);
+    eventually("both have some", || (ended(&first, "done") > 5.0 && ended(&second, "done") > 5.0).then_some(()));
+    first.kill9();
+    broker.publish(second_half);
+    wait_for_the_end(&second, &broker);
+    second.stop();
+    let dead: BTreeSet<String> = broker.take_dead().into_iter().filter_map(|letter| letter.id).collect();
+    let runs = runs(&upstream);
+    assert!(runs.values().all(|count| *count == 1), "these ran twice: {runs:?}");
+    let lost: Vec<_> = ids.iter().filter(|id| !runs.contains_key(*id) && !dead.contains(*id)).collect();
+    assert!(lost.is_empty(), "these are lost: {lost:?}");
 }
 
 /// Gates and the broker are killed while messages run. The upstream counts: none runs twice, and each is done, or is a dead
@@ -208,10 +264,7 @@ fn nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed<B
         plan = gate.kill9();
     }
     let gate = plan.start();
-    eventually("all is done", || {
-        let is_idle = gate.metric("oncegate_messages_in_hand", &["consumer=\"orders\""]) == 0.0;
-        (is_idle && broker.waiting() == 0).then_some(())
-    });
+    wait_for_the_end(&gate, &broker);
     gate.stop();
     assert_eq!(broker.waiting(), 0);
     let runs = runs(&upstream);
@@ -223,4 +276,31 @@ fn nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed<B
     let lost: Vec<_> = ids.iter().filter(|id| !runs.contains_key(*id) && !dead.contains(*id)).collect();
     assert!(lost.is_empty(), "these are lost: {lost:?}");
     println!("{MESSAGES} messages: {} ran once, {} are reported as unknown", runs.len(), dead.len());
+}
+
+#[test]
+fn a_consumer_of_nats_that_would_lose_messages_is_not_used() {
+    let broker = Nats::start();
+    broker.configure(3, 1000);
+    broker.publish(&[(Some("m-1"), "{}")]);
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = consuming(&upstream, &broker, "").start();
+    eventually("the gate says why", || gate.log().contains("must have max_deliver = -1").then_some(()));
+    assert_eq!(upstream.runs(), 0);
+    broker.configure(-1, 1000);
+    wait_for(&gate, "done", 1);
+}
+
+#[test]
+fn an_encrypted_nats_is_trusted_by_its_certificate() {
+    let broker = Nats::start_encrypted();
+    broker.publish(&[(Some("m-1"), "{}")]);
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let plan = consuming(&upstream, &broker, "");
+    let gate = plan.start();
+    eventually("the gate says why", || gate.log().contains("no messages come").then_some(()));
+    assert_eq!(upstream.runs(), 0);
+    let gate = gate.stop().env("SSL_CERT_FILE", broker.authority().display().to_string()).start();
+    wait_for(&gate, "done", 1);
+    assert!(!gate.log().contains(Nats::PASSWORD));
 }

@@ -27,7 +27,18 @@ pub trait Broker {
     /// How often a gate may be killed in a test: where a group waits for its dead members, that takes its time.
     const KILLS: usize;
 
+    /// What no log may show.
+    const PASSWORD: &'static str;
+
     fn start() -> Self;
+
+    /// One whose messages several gates can have at a time.
+    fn start_for_many() -> Self
+    where
+        Self: Sized,
+    {
+        Self::start()
+    }
 
     /// Kills it. What it has outlives that.
     fn kill9(&mut self);
@@ -44,7 +55,7 @@ pub trait Broker {
     /// Publishes messages with the header `x-source: shop`: ids and bodies. A copy is one message more.
     fn publish(&self, messages: &[(Option<&str>, &str)]);
 
-    /// How many messages are not acknowledged.
+    /// How many messages are not acknowledged. RabbitMQ leaves out those that a gate has.
     fn waiting(&self) -> usize;
 
     /// Takes the messages that are not acknowledged.

@@ -22,9 +22,17 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Kafka {
     cluster: MockCluster<'static, DefaultProducerContext>,
+    partitions: i32,
 }
 
 impl Kafka {
+    fn of(partitions: i32) -> Self {
+        let cluster = MockCluster::new(1).expect("a cluster");
+        cluster.create_topic(TOPIC, partitions, 1).expect("a topic");
+        cluster.create_topic(DEAD, 1, 1).expect("a topic");
+        Self { cluster, partitions }
+    }
+
     fn client(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", self.cluster.bootstrap_servers()).set("group.id", GROUP);
@@ -36,12 +44,12 @@ impl Kafka {
         self.client().create().expect("a client")
     }
 
-    /// Where the group goes on, and where the topic ends.
-    fn range(&self, consumer: &BaseConsumer) -> (i64, i64) {
-        let mut partition = TopicPartitionList::new();
-        partition.add_partition(TOPIC, 0);
-        let committed = consumer.committed_offsets(partition, PATIENCE).expect("the broker says it");
-        let (first, last) = consumer.fetch_watermarks(TOPIC, 0, PATIENCE).expect("the broker says it");
+    /// Where the group goes on in a partition, and where that ends.
+    fn range(consumer: &BaseConsumer, partition: i32) -> (i64, i64) {
+        let mut asked = TopicPartitionList::new();
+        asked.add_partition(TOPIC, partition);
+        let committed = consumer.committed_offsets(asked, PATIENCE).expect("the broker says it");
+        let (first, last) = consumer.fetch_watermarks(TOPIC, partition, PATIENCE).expect("the broker says it");
         let next = match committed.elements()[0].offset() {
             Offset::Offset(next) => next,
             _ => first,
@@ -49,10 +57,11 @@ impl Kafka {
         (next, last)
     }
 
-    fn read(consumer: &BaseConsumer, topic: &str, from: i64, count: i64) -> Vec<Message> {
-        let mut partition = TopicPartitionList::new();
-        partition.add_partition_offset(topic, 0, Offset::Offset(from)).expect("an offset");
-        consumer.assign(&partition).expect("it is there");
+    fn read(consumer: &BaseConsumer, (topic, partition): (&str, i32), (from, end): (i64, i64)) -> Vec<Message> {
+        let count = end - from;
+        let mut place = TopicPartitionList::new();
+        place.add_partition_offset(topic, partition, Offset::Offset(from)).expect("an offset");
+        consumer.assign(&place).expect("it is there");
         let mut found = Vec::new();
         while (found.len() as i64) < count {
             let message = eventually("the broker has the message", || consumer.poll(Duration::from_secs(1))?.ok());
@@ -70,13 +79,15 @@ impl Kafka {
 impl Broker for Kafka {
     const ID: &'static str = "property:key";
     const KILLS: usize = 2;
+    // The mock cluster takes everybody.
+    const PASSWORD: &'static str = "s3cret";
 
     fn start() -> Self {
-        let cluster = MockCluster::new(1).expect("a cluster");
-        for topic in [TOPIC, DEAD] {
-            cluster.create_topic(topic, 1, 1).expect("a topic");
-        }
-        Self { cluster }
+        Self::of(1)
+    }
+
+    fn start_for_many() -> Self {
+        Self::of(4)
     }
 
     fn kill9(&mut self) {
@@ -109,19 +120,21 @@ impl Broker for Kafka {
     }
 
     fn waiting(&self) -> usize {
-        let (next, last) = self.range(&self.consumer());
-        usize::try_from(last - next).expect("none are committed that are not there")
+        let consumer = self.consumer();
+        let waiting =
+            (0..self.partitions).map(|partition| Self::range(&consumer, partition)).map(|(next, end)| end - next);
+        usize::try_from(waiting.sum::<i64>()).expect("none are committed that are not there")
     }
 
     fn take_waiting(&self) -> Vec<Message> {
         let consumer = self.consumer();
-        let (next, last) = self.range(&consumer);
-        Self::read(&consumer, TOPIC, next, last - next)
+        let read = |partition| Self::read(&consumer, (TOPIC, partition), Self::range(&consumer, partition));
+        (0..self.partitions).flat_map(read).collect()
     }
 
     fn take_dead(&self) -> Vec<Message> {
         let consumer = self.consumer();
-        let (first, last) = consumer.fetch_watermarks(DEAD, 0, PATIENCE).expect("the broker says it");
-        Self::read(&consumer, DEAD, first, last - first)
+        let range = consumer.fetch_watermarks(DEAD, 0, PATIENCE).expect("the broker says it");
+        Self::read(&consumer, (DEAD, 0), range)
     }
 }

@@ -1,10 +1,11 @@
 //! A NATS server with JetStream, which keeps its streams in files.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use async_nats::ConnectOptions;
 use async_nats::jetstream::consumer::{PullConsumer, pull};
 use async_nats::jetstream::context::Context;
 use async_nats::jetstream::{self, stream};
@@ -15,6 +16,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
 use super::{Broker, Message};
+use crate::servers::certificates;
 use crate::servers::process::{self, Server};
 use crate::support::wait::eventually;
 
@@ -22,6 +24,8 @@ const STREAM: &str = "ORDERS";
 const SUBJECT: &str = "orders.new";
 const CONSUMER: &str = "gate";
 const DEAD: &str = "ORDERS-dead-letter";
+const USER: &str = "gate";
+const PASSWORD: &str = "s3cret";
 
 /// How long the server waits for an acknowledgement.
 const ACK_WAIT: Duration = Duration::from_secs(1);
@@ -34,11 +38,57 @@ pub struct Nats {
     address: SocketAddr,
     server: Option<Server>,
     runtime: Runtime,
+    is_encrypted: bool,
 }
 
 impl Nats {
+    /// One whose connections are encrypted, with an authority of its own.
+    pub fn start_encrypted() -> Self {
+        Self::started(true)
+    }
+
+    /// The certificate of its authority.
+    pub fn authority(&self) -> PathBuf {
+        self.directory.path().join("ca.pem")
+    }
+
+    fn started(is_encrypted: bool) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let directory = process::directory("oncegate-nats");
+        let mut server = Self { directory, address: process::free_address(), server: None, runtime, is_encrypted };
+        if is_encrypted {
+            let directory = server.directory.path();
+            certificates::authority(directory, "ca");
+            let name = format!("subjectAltName=IP:{}", server.address.ip());
+            certificates::signed(directory, "server", "ca", &name);
+            for file in ["server.pem", "server.key"] {
+                process::give(&directory.join(file));
+            }
+        }
+        server.run();
+        server.with(|context| async move {
+            let config = stream::Config {
+                name: STREAM.to_owned(),
+                subjects: vec!["orders.>".to_owned()],
+                duplicate_window: REMEMBERED,
+                ..stream::Config::default()
+            };
+            Ok(context.create_stream(config).await?)
+        });
+        server.configure(-1, 1000);
+        server
+    }
+
+    fn options(&self) -> ConnectOptions {
+        let options = ConnectOptions::with_user_and_password(USER.to_owned(), PASSWORD.to_owned());
+        match self.is_encrypted {
+            true => options.add_root_certificates(self.authority()).require_tls(true),
+            false => options,
+        }
+    }
+
     async fn connect(&self) -> Result<Context, async_nats::Error> {
-        let client = async_nats::ConnectOptions::new().connect(format!("nats://{}", self.address)).await?;
+        let client = self.options().connect(format!("nats://{}", self.address)).await?;
         Ok(jetstream::new(client))
     }
 
@@ -50,12 +100,13 @@ impl Nats {
     }
 
     /// Makes the consumer, or changes it.
-    fn configure(&self, max_ack_pending: i64) {
+    pub fn configure(&self, max_deliver: i64, max_ack_pending: i64) {
         self.with(|context| async move {
             let stream = context.get_stream(STREAM).await?;
             let config = pull::Config {
                 durable_name: Some(CONSUMER.to_owned()),
                 ack_wait: ACK_WAIT,
+                max_deliver,
                 max_ack_pending,
                 ..pull::Config::default()
             };
@@ -88,23 +139,10 @@ impl Nats {
 impl Broker for Nats {
     const ID: &'static str = "property:message-id";
     const KILLS: usize = 4;
+    const PASSWORD: &'static str = PASSWORD;
 
     fn start() -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let directory = process::directory("oncegate-nats");
-        let mut server = Self { directory, address: process::free_address(), server: None, runtime };
-        server.run();
-        server.with(|context| async move {
-            let config = stream::Config {
-                name: STREAM.to_owned(),
-                subjects: vec!["orders.>".to_owned()],
-                duplicate_window: REMEMBERED,
-                ..stream::Config::default()
-            };
-            Ok(context.create_stream(config).await?)
-        });
-        server.configure(1000);
-        server
+        Self::started(false)
     }
 
     fn kill9(&mut self) {
@@ -117,7 +155,11 @@ impl Broker for Nats {
         let program = process::find("nats-server", &["/usr/sbin".into()]).expect("nats-server is installed");
         let mut command = process::unprivileged(&program);
         command.args(["-js", "-a"]).arg(self.address.ip().to_string()).arg("-p").arg(self.address.port().to_string());
-        command.arg("-sd").arg(self.directory.path().join("streams"));
+        command.args(["--user", USER, "--pass", PASSWORD]).arg("-sd").arg(self.directory.path().join("streams"));
+        if self.is_encrypted {
+            let file = |name: &str| self.directory.path().join(name);
+            command.arg("--tls").arg("--tlscert").arg(file("server.pem")).arg("--tlskey").arg(file("server.key"));
+        }
         self.server = Some(start(command, self.directory.path()));
         eventually("NATS takes connections", || {
             let asked = async {
@@ -129,11 +171,12 @@ impl Broker for Nats {
     }
 
     fn source(&self) -> String {
-        format!("nats://{}?stream={STREAM}&consumer={CONSUMER}", self.address)
+        let scheme = if self.is_encrypted { "tls" } else { "nats" };
+        format!("{scheme}://{USER}:{PASSWORD}@{}?stream={STREAM}&consumer={CONSUMER}", self.address)
     }
 
     fn keep_order(&self) {
-        self.configure(1);
+        self.configure(-1, 1);
     }
 
     fn publish(&self, messages: &[(Option<&str>, &str)]) {

@@ -48,6 +48,7 @@ fn free_port() -> u16 {
 impl Broker for RabbitMq {
     const ID: &'static str = "property:message-id";
     const KILLS: usize = 4;
+    const PASSWORD: &'static str = "guest";
 
     fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
