@@ -16,7 +16,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext, Rebalance,
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
-use tokio::task::spawn_blocking;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use self::progress::{Place, Progress};
@@ -73,8 +74,7 @@ struct Topic {
     topic: String,
     dead_letter: String,
     /// There, until this is dropped.
-    consumer: Option<StreamConsumer<Group>>,
-    producer: FutureProducer,
+    clients: Option<Clients>,
     /// How many messages may be taken and not ended.
     most: usize,
     receipts: u64,
@@ -84,6 +84,12 @@ struct Topic {
     /// Since when no more may be taken, and whether partitions are paused for that.
     full_since: Option<Instant>,
     is_paused: bool,
+}
+
+/// The member of the group, and what publishes dead letters. To drop them blocks.
+struct Clients {
+    consumer: StreamConsumer<Group>,
+    producer: FutureProducer,
 }
 
 /// The partitions that this member has.
@@ -122,18 +128,16 @@ pub(super) async fn subscribe(
     most: u16,
 ) -> Result<Box<dyn Subscription>, Error> {
     let dead_letter = settings.dead_letter();
-    let (source, name) = (source.clone(), Arc::clone(&settings.name));
-    let joined = spawn_blocking({
-        let dead_letter = dead_letter.clone();
+    let joining = in_a_thread({
+        let (source, name, dead_letter) = (source.clone(), Arc::clone(&settings.name), dead_letter.clone());
         move || join(&source, &name, &dead_letter)
     });
-    let (topic, consumer, producer) = joined.await.map_err(|_| Error("the client failed".to_owned()))??;
+    let clients = joining.await.map_err(|_| Error("the client failed".to_owned()))??;
     Ok(Box::new(Topic {
         name: Arc::clone(&settings.name),
-        topic,
+        topic: source.topic.clone(),
         dead_letter,
-        consumer: Some(consumer),
-        producer,
+        clients: Some(clients),
         most: most.into(),
         receipts: 0,
         unended: HashMap::new(),
@@ -143,11 +147,20 @@ pub(super) async fn subscribe(
     }))
 }
 
-fn join(
-    source: &Kafka,
-    name: &str,
-    dead_letter: &str,
-) -> Result<(String, StreamConsumer<Group>, FutureProducer), Error> {
+/// Does what blocks. Nothing waits for it at the end of the process.
+fn in_a_thread<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> oneshot::Receiver<T> {
+    let (done, result) = oneshot::channel();
+    let runtime = Handle::try_current().ok();
+    std::thread::spawn(move || {
+        // Where the clients have their own tasks.
+        let _entered = runtime.as_ref().map(Handle::enter);
+        // Where nothing waits for it any more, what was made is dropped.
+        drop(done.send(act()));
+    });
+    result
+}
+
+fn join(source: &Kafka, name: &str, dead_letter: &str) -> Result<Clients, Error> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", addresses(&source.servers)).set("client.id", format!("oncegate-{name}"));
     if let Some((user, password)) = &source.login {
@@ -163,7 +176,7 @@ fn join(
     has_topic(consumer.client(), &source.topic)?;
     has_topic(producer.client(), dead_letter)?;
     consumer.subscribe(&[&source.topic])?;
-    Ok((source.topic.clone(), consumer, producer))
+    Ok(Clients { consumer, producer })
 }
 
 fn has_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<(), Error> {
@@ -212,8 +225,8 @@ impl Subscription for Topic {
             End::Returned => return Ok(()),
         }
         let ended = self.group().ended(&message.place);
-        if let (Some(next), Some(consumer)) = (ended, &self.consumer) {
-            match consumer.store_offset(&self.topic, message.place.partition, next - 1) {
+        if let Some(next) = ended {
+            match self.consumer().store_offset(&self.topic, message.place.partition, next - 1) {
                 // The partition went, and this member has not been told yet.
                 Ok(()) | Err(KafkaError::StoreOffset(_)) => {}
                 Err(error) => return Err(error.into()),
@@ -229,32 +242,37 @@ impl Subscription for Topic {
 
     async fn close(mut self: Box<Self>) {
         // It commits, and leaves the group.
-        let consumer = self.consumer.take();
-        let _ = timeout(LEAVE, spawn_blocking(move || drop(consumer))).await;
+        let _ = timeout(LEAVE, self.leave()).await;
     }
 }
 
 impl Drop for Topic {
     fn drop(&mut self) {
-        // Leaving a group blocks.
-        if let Some(consumer) = self.consumer.take() {
-            std::thread::spawn(move || drop(consumer));
-        }
+        self.leave();
     }
 }
 
 impl Topic {
     fn group(&self) -> MutexGuard<'_, Progress> {
-        self.client().client().context().progress()
+        self.consumer().context().progress()
     }
 
-    fn client(&self) -> &StreamConsumer<Group> {
-        self.consumer.as_ref().expect("it is taken where this is dropped")
+    fn clients(&self) -> &Clients {
+        self.clients.as_ref().expect("they are taken where this is dropped")
+    }
+
+    fn consumer(&self) -> &StreamConsumer<Group> {
+        &self.clients().consumer
+    }
+
+    fn leave(&mut self) -> oneshot::Receiver<()> {
+        let clients = self.clients.take();
+        in_a_thread(move || drop(clients))
     }
 
     /// The next message; nothing where the client will go on by itself. A call that is given up loses none.
     async fn take(&self) -> Result<Option<Taken>, Error> {
-        match self.client().recv().await {
+        match self.consumer().recv().await {
             Ok(message) => Ok(Some(self.taken(&message))),
             // The client connects to a broker again, and knows others.
             Err(KafkaError::MessageConsumption(
@@ -293,10 +311,10 @@ impl Topic {
         if self.is_paused == is_paused {
             return Ok(());
         }
-        let partitions = self.client().assignment()?;
+        let partitions = self.consumer().assignment()?;
         match is_paused {
-            true => self.client().pause(&partitions)?,
-            false => self.client().resume(&partitions)?,
+            true => self.consumer().pause(&partitions)?,
+            false => self.consumer().resume(&partitions)?,
         }
         self.is_paused = is_paused;
         Ok(())
@@ -334,7 +352,7 @@ impl Topic {
         if let Some(body) = &message.body {
             record = record.payload(body);
         }
-        let stored = self.producer.send(record, STORED).await;
+        let stored = self.clients().producer.send(record, STORED).await;
         stored
             .map_err(|(error, _)| Error(format!("a dead letter for {} was not stored: {error}", self.dead_letter)))?;
         Ok(())

@@ -1,7 +1,7 @@
 //! `[[consumers]]`: each message of a broker runs once. The same holds of every broker.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::brokers::{Broker, Nats};
 use crate::support::store::migrated;
@@ -29,6 +29,7 @@ with_each_broker! {
     one_at_a_time_is_in_the_order_of_the_queue
     a_shutdown_ends_what_runs_and_gives_back_the_rest
     a_broker_that_is_away_is_tried_again
+    a_shutdown_while_the_broker_is_away_waits_for_nothing
     an_attempt_that_takes_long_is_not_repeated
     gates_share_the_messages_and_take_over_from_one_that_is_killed
     nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed
@@ -196,6 +197,21 @@ fn a_broker_that_is_away_is_tried_again<B: Broker>() {
     assert!(!log.contains(B::PASSWORD), "no password:\n{log}");
 }
 
+fn a_shutdown_while_the_broker_is_away_waits_for_nothing<B: Broker>() {
+    let mut broker = B::start();
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = consuming(&upstream, &broker, "").start();
+    broker.publish(&[(Some("m-1"), "{}")]);
+    wait_for(&gate, "done", 1);
+    broker.kill9();
+    eventually("the gate notices", || gate.log().contains("no messages come").then_some(()));
+    let start = Instant::now();
+    gate.stop();
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    broker.run();
+    assert_eq!(upstream.runs(), 1);
+}
+
 /// Neither an acknowledgement that a broker waits for, nor its patience with a group, ends an attempt.
 fn an_attempt_that_takes_long_is_not_repeated<B: Broker>() {
     let broker = B::start();
@@ -289,6 +305,9 @@ fn a_consumer_of_nats_that_would_lose_messages_is_not_used() {
     assert_eq!(upstream.runs(), 0);
     broker.configure(-1, 1000);
     wait_for(&gate, "done", 1);
+    // Dead letters would be messages again.
+    let gate = consuming(&upstream, &broker, "dead_letter = \"orders.failed\"\n").start();
+    eventually("the gate says why", || gate.log().contains("belongs to the stream ORDERS itself").then_some(()));
 }
 
 #[test]
