@@ -1,5 +1,7 @@
 //! `[[consumers]]`
 
+mod source;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,37 +14,44 @@ use super::declare::Shown::{Example, Required};
 use super::declare::{Keys as _, Section, keys};
 use super::kinds::{Kind, Shape, file, filled, number, raw, text_as};
 use super::node::{Node, Table, Wrong};
-use super::store::location::{Location, UrlGrammar, take_apart};
-use super::store::{name, only_one_password, password, password_text};
-use crate::consumers::{Amqp, RequestLine, Settings, Source};
+use super::store::name;
+use crate::consumers::{RequestLine, Settings, Source};
 use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
 use crate::idempotency::policy::Mode;
 use crate::route::Router;
 
 keys! {
-    /// Queues whose messages oncegate takes and runs, each once, as requests. A message is acknowledged when its record is
-    /// durable, so that a second copy of it is a replay.
+    /// Queues, topics and streams whose messages oncegate takes and runs, each once, as requests. A message is acknowledged when
+    /// its record is durable, so that a second copy of it is a replay.
     pub(super) struct Keys "[[consumers]]" {
         /// Its name in logs and metrics.
         name: Option<Arc<str>> = None => name().optional(), Required("\"orders\"");
         /// Where the messages are: "amqp://USER@HOST:PORT/VHOST?queue=NAME" is a queue of RabbitMQ ("amqps://" is encrypted, and
-        /// the virtual host "/" is written %2F).
-        source: Option<String> = None => source().optional(), Required("\"amqp://oncegate@rabbitmq.internal/%2F?queue=orders\"");
+        /// the virtual host "/" is written %2F). "nats://USER@HOST:PORT?stream=NAME&consumer=NAME" is a stream of NATS JetStream
+        /// and its durable pull consumer ("tls://" is encrypted; a password without a user is a token).
+        /// "kafka://USER@HOST:PORT?topic=NAME&group=NAME" is a topic of Kafka, not encrypted; a user authenticates by SASL
+        /// PLAIN. NATS and Kafka take several hosts, with commas between. Kafka needs a
+        /// build with the cargo feature `kafka`, which what is shipped has.
+        source: Option<String> = None => source::kind().optional(), Required("\"amqp://oncegate@rabbitmq.internal/%2F?queue=orders\"");
         /// A file with the password of the broker. The password may stand in the URL instead.
         password_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-rabbitmq-password\"");
         /// The request that each message becomes: a method, and a path, or a URL where the host matters. Its route must
         /// protect. The body is the message, and its headers are those of the message that HTTP can carry.
         request: Option<RequestLine> = None => request().optional(), Required("\"POST /internal/orders\"");
         /// Where a message has its key: the first place that yields a value. "property:NAME" (of RabbitMQ: message-id,
-        /// correlation-id, type, app-id, exchange, routing-key), "header:NAME", "json:/pointer", "cloudevent",
-        /// "template:..." or "fingerprint" (two equal messages are one). A message without a key is a dead letter.
-        key: Vec<String> = vec!["property:message-id".to_owned()]
-            => filled("write [\"property:message-id\"], or remove it", raw(r"\S"));
-        /// How many messages each gate runs at a time. With 1 they run one after the other, in the order of the queue.
-        /// Otherwise messages with one key run one after the other.
+        /// correlation-id, type, app-id, exchange, routing-key; of NATS: message-id, position, subject; of Kafka: key, position,
+        /// topic, partition), "header:NAME", "json:/pointer", "cloudevent", "template:..." or "fingerprint" (two equal messages
+        /// are one). A message without a key is a dead letter. If omitted, message-id of RabbitMQ; message-id, or else
+        /// position, of NATS; position of Kafka.
+        key: Option<Vec<String>> = None
+            => filled("write [\"header:x-event-id\"], or remove it", raw(r"\S")).optional(),
+            Example("[\"property:message-id\", \"header:x-event-id\"]");
+        /// How many messages each gate runs at a time. With 1 they run one after the other, in the order of the queue,
+        /// partition or stream. Otherwise messages with one key run one after the other.
         concurrency: u32 = 16 => number(1..=1000);
-        /// The queue for messages that are given up, with the reason in the header `x-oncegate-reason`. If omitted, the name
-        /// of the queue and ".dead-letter". It is made if there is none.
+        /// The queue, topic or subject for messages that are given up, with the reason in the header `x-oncegate-reason`. If
+        /// omitted, the name of the queue, topic or stream and ".dead-letter". A queue is made if there is none, and so is a
+        /// stream for a subject of NATS.
         dead_letter: Option<String> = None => raw(r"\S").optional(), Example("\"orders.failed\"");
     }
 }
@@ -53,33 +62,6 @@ pub(super) const SECTION: &Section = Keys::SECTION;
 /// `[[consumers]]` in the schema.
 pub(super) fn shape() -> Shape {
     json!({ "type": "array", "items": SECTION.shape() })
-}
-
-const GRAMMAR: UrlGrammar = UrlGrammar {
-    kind: "amqp:",
-    form: "write \"amqp://USER@HOST:PORT/VHOST?queue=NAME\"",
-    hidden_password: "",
-    parameters: "queue password",
-    otherwise: "remove it; there are queue and password",
-    password_file: "password_file",
-};
-
-/// The ports of RabbitMQ.
-const PORT: u16 = 5672;
-const ENCRYPTED_PORT: u16 = 5671;
-
-/// Who one is to RabbitMQ, and where, where nothing is said.
-const GUEST: &str = "guest";
-const VIRTUAL_HOST: &str = "/";
-
-const URL: &str = r"^amqps?://([^\s#@/?]*@)?[^\s#@/?,]+(/[^\s#@/?]*)?\?[^\s#@]*$";
-
-fn source() -> Kind<String> {
-    Kind::new(
-        || json!({ "type": "string", "pattern": URL }),
-        |node| node.filled().map(str::to_owned),
-        |url: &String| url.into(),
-    )
 }
 
 /// A method, a path, and a host if one is named.
@@ -135,23 +117,32 @@ pub(super) fn advise_on_store(root: &Table<'_>, consumers: &[Settings], unfit_st
 fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
     let required = [
         ("name", "write name = \"orders\""),
-        ("source", "write source = \"amqp://USER@HOST/%2F?queue=NAME\""),
+        ("source", source::HINT),
         ("request", "write request = \"POST /internal/orders\""),
     ];
     table.require("consumer", &required);
     let mut keys = Keys::read(table, Keys::default());
-    let source = keys.source.as_ref().and_then(|url| amqp(table, url, &keys));
+    let source = keys.source.as_ref().and_then(|url| source::read(table, url, keys.password_file.as_deref()));
     if let Some(request) = &keys.request {
         check_route(table, router, request);
     }
-    let (queue, shown) = source?;
-    let source = Source::Amqp(queue);
+    let (source, shown) = source?;
+    let default_key = || source.default_key().iter().copied().map(str::to_owned).collect();
     let mut places = Vec::new();
-    for text in &keys.key {
+    for text in keys.key.get_or_insert_with(default_key) {
         match MessageKeySource::parse(text, source.properties()) {
             Ok(place) => places.push(place),
-            Err(what) => table.report("key", Wrong::new(what).hint("write [\"property:message-id\"], for instance")),
+            Err(what) => {
+                let hint = format!("write [\"{}\"], for instance", source.default_key()[0]);
+                table.report("key", Wrong::new(what).hint(hint));
+            }
         }
+    }
+    if let (Source::Nats(_), Some(subject)) = (&source, &keys.dead_letter)
+        && subject.contains(|char: char| char.is_whitespace() || matches!(char, '*' | '>'))
+    {
+        let wrong = Wrong::new("it is not a subject to publish to");
+        table.report("dead_letter", wrong.hint("write a subject without spaces, * and >, such as \"orders.failed\""));
     }
     keys.source = Some(shown);
     let settings = Settings {
@@ -163,57 +154,6 @@ fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
         dead_letter: keys.dead_letter.clone(),
     };
     Some((settings, keys))
-}
-
-/// The queue of a URL, and the URL without its password.
-fn amqp(table: &Table<'_>, url: &str, keys: &Keys) -> Option<(Amqp, String)> {
-    let report = |wrong: Wrong| table.report("source", wrong);
-    let (scheme, rest) = match url.split_once(':') {
-        Some((scheme @ ("amqp" | "amqps"), rest)) => (scheme, rest),
-        _ => {
-            report(Wrong::new("the source is no queue of a broker that this version knows").hint(GRAMMAR.form));
-            return None;
-        }
-    };
-    let from_file = table.read_file("password_file", keys.password_file.as_deref(), |path| {
-        password_text(password(path)?, &path.display().to_string())
-    });
-    let mut location = take_apart(&GRAMMAR, scheme, rest).map_err(report).ok()?;
-    only_one_password(table, &GRAMMAR, &location);
-    let mut wrong = Vec::new();
-    let from_url = location.password.take().map(|password| password_text(password, "the password"));
-    let from_url = from_url.and_then(|password| password.map_err(|error| wrong.push(error)).ok());
-    let queue = location.take("queue").filter(|queue| !queue.is_empty()).unwrap_or_else(|| {
-        wrong.push(Wrong::new("the source names no queue").hint(GRAMMAR.form));
-        String::new()
-    });
-    let is_encrypted = scheme == "amqps";
-    let (host, port) = host(&location, &mut wrong);
-    wrong.extend(location.unknown(&GRAMMAR));
-    if !wrong.is_empty() {
-        wrong.into_iter().for_each(report);
-        return None;
-    }
-    let queue = Amqp {
-        is_encrypted,
-        host,
-        port: port.unwrap_or(if is_encrypted { ENCRYPTED_PORT } else { PORT }),
-        user: location.user.unwrap_or_else(|| GUEST.to_owned()),
-        password: from_url.or(from_file).unwrap_or_else(|| GUEST.to_owned()),
-        virtual_host: location.database.unwrap_or_else(|| VIRTUAL_HOST.to_owned()),
-        queue,
-    };
-    Some((queue, location.shown))
-}
-
-fn host(location: &Location, wrong: &mut Vec<Wrong>) -> (String, Option<u16>) {
-    match location.hosts.as_slice() {
-        [host] => host.clone(),
-        _ => {
-            wrong.push(Wrong::new("the source has one host").hint(GRAMMAR.form));
-            (String::new(), None)
-        }
-    }
 }
 
 /// The request must be one that its route protects.

@@ -17,19 +17,14 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer};
 
-use super::source::{End, Error, Received, Subscription};
+use super::source::{CONSUMER, End, Error, REASON, Received, Subscription};
 use super::{Amqp, Settings};
 
 /// How often each side says that it lives, in seconds, where nothing else is said. Twice that without a word, and the other is
 /// gone.
 const HEARTBEAT: u16 = 10;
 
-/// Where messages go that are given up, where the configuration names no queue: this stands behind the queue's name.
-const DEAD_LETTER: &str = ".dead-letter";
-
-/// The headers that a dead letter has besides its own.
-const REASON: &str = "x-oncegate-reason";
-const CONSUMER: &str = "x-oncegate-consumer";
+/// A header of a dead letter: the queue that the message came from.
 const QUEUE: &str = "x-oncegate-queue";
 
 /// The delivery mode of a message that outlives a restart of the broker.
@@ -77,7 +72,7 @@ pub(super) async fn subscribe(
     };
     let properties = ConnectionProperties::default().with_connection_name(format!("oncegate {}", settings.name).into());
     let connection = Connection::connect_uri(uri, properties).await?;
-    let dead_letter = settings.dead_letter.clone().unwrap_or_else(|| format!("{}{DEAD_LETTER}", source.queue));
+    let dead_letter = settings.dead_letter();
     let publishing = publishing_to(&connection, &dead_letter).await?;
     let channel = connection.create_channel().await?;
     channel.basic_qos(most, BasicQosOptions::default()).await?;

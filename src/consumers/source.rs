@@ -8,6 +8,16 @@ use http::HeaderMap;
 
 use super::{Settings, Source};
 
+/// The headers that a dead letter has besides its own, for every broker: the reason, and the name of the consumer.
+#[cfg_attr(not(any(feature = "amqp", feature = "kafka", feature = "nats")), expect(dead_code, reason = "no broker"))]
+pub(super) const REASON: &str = "x-oncegate-reason";
+#[cfg_attr(not(any(feature = "amqp", feature = "kafka", feature = "nats")), expect(dead_code, reason = "no broker"))]
+pub(super) const CONSUMER: &str = "x-oncegate-consumer";
+
+/// The header of a dead letter that names the message in its stream or topic.
+#[cfg_attr(not(any(feature = "kafka", feature = "nats")), expect(dead_code, reason = "no broker"))]
+pub(super) const POSITION: &str = "x-oncegate-position";
+
 /// Why a broker cannot be used now. It never has a password.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
@@ -55,12 +65,20 @@ pub(super) trait Subscription: Send {
 }
 
 /// Subscribes, for `most` messages at a time that are not ended.
-#[cfg_attr(not(feature = "amqp"), expect(unused_variables, reason = "there is no broker to subscribe to"))]
+#[cfg_attr(
+    not(any(feature = "amqp", feature = "kafka", feature = "nats")),
+    expect(unused_variables, reason = "there is no broker to subscribe to")
+)]
 pub(super) async fn subscribe(settings: &Arc<Settings>, most: u16) -> Result<Box<dyn Subscription>, Error> {
     match &settings.source {
         #[cfg(feature = "amqp")]
         Source::Amqp(queue) => super::amqp::subscribe(settings, queue, most).await,
-        #[cfg(not(feature = "amqp"))]
-        Source::Amqp(_) => Err(Error("this build has no AMQP".to_owned())),
+        #[cfg(feature = "kafka")]
+        Source::Kafka(topic) => super::kafka::subscribe(settings, topic, most).await,
+        #[cfg(feature = "nats")]
+        Source::Nats(stream) => super::nats::subscribe(settings, stream, most).await,
+        // The configuration is checked for that.
+        #[allow(unreachable_patterns, reason = "a build may have every broker")]
+        _ => Err(Error("this build cannot use this broker".to_owned())),
     }
 }

@@ -121,7 +121,7 @@ fn unquoted(line: &str) -> Option<String> {
 
 fn filter(level: &str) -> Result<EnvFilter, Error> {
     // A library's message about a new connection is logged elsewhere. Settings that name the library count more.
-    EnvFilter::try_new(format!("deadpool=error,lapin=off,{level}"))
+    EnvFilter::try_new(format!("async_nats=off,deadpool=error,lapin=off,{level}"))
         .map_err(|source| Error::Level { level: level.to_owned(), source })
 }
 

@@ -14,7 +14,7 @@ pub mod certificates;
 mod database;
 mod pgbouncer;
 mod postgres;
-mod process;
+pub mod process;
 mod proxy;
 mod redis;
 mod session;

@@ -1,5 +1,6 @@
 //! A scripted upstream, the real gate as a process, and a client that sees every byte.
 
+pub mod brokers;
 pub mod client;
 pub mod faults;
 pub mod frames;
@@ -10,7 +11,6 @@ pub mod https;
 pub mod listening;
 pub mod process;
 pub mod prometheus;
-pub mod rabbitmq;
 pub mod recorded;
 pub mod service;
 pub mod store;
@@ -24,7 +24,6 @@ pub use gate::{Gate, Plan};
 pub use h2::H2;
 pub use process::Process;
 pub use prometheus::Prometheus;
-pub use rabbitmq::RabbitMq;
 pub use service::Service;
 pub use tls::{Terms, Tls};
 pub use upstream::{Reply, Upstream};

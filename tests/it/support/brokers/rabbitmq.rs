@@ -16,8 +16,12 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use super::process::Process;
-use super::wait::eventually;
+use super::{Broker, Message};
+use crate::support::process::Process;
+use crate::support::wait::eventually;
+
+const QUEUE: &str = "orders";
+const DEAD: &str = "orders.dead-letter";
 
 /// Starts the server where Debian has it, which is not the one in the path: that one runs as a user of its own. When the input
 /// ends, be it that the test was killed, the server is killed, and Erlang's directory of names with it.
@@ -35,23 +39,18 @@ pub struct RabbitMq {
     runtime: Runtime,
 }
 
-/// A message, and how it came.
-#[derive(Clone, Debug)]
-pub struct Message {
-    pub id: Option<String>,
-    pub body: String,
-    /// The reason of a dead letter.
-    pub reason: Option<String>,
-}
-
 /// A port that no connection is given: it is free again where the server starts again.
 fn free_port() -> u16 {
     let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
     std::iter::repeat_with(|| fastrand::u16(20_000..32_000)).find(is_free).expect("a free port")
 }
 
-impl RabbitMq {
-    pub fn start() -> Self {
+impl Broker for RabbitMq {
+    const ID: &'static str = "property:message-id";
+    const KILLS: usize = 4;
+    const PASSWORD: &'static str = "guest";
+
+    fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let mut server = Self {
             dir: TempDir::new().expect("a directory"),
@@ -61,11 +60,11 @@ impl RabbitMq {
             runtime,
         };
         server.run();
+        server.declare(QUEUE);
         server
     }
 
-    /// Starts it, with what it had.
-    pub fn run(&mut self) {
+    fn run(&mut self) {
         let path = |name: &str| self.dir.path().join(name);
         let [distribution, mapper] = self.others;
         let (input, kept) = pipe().expect("a pipe");
@@ -94,8 +93,7 @@ impl RabbitMq {
         eventually("RabbitMQ takes connections", || self.try_channel());
     }
 
-    /// Kills it.
-    pub fn kill9(&mut self) {
+    fn kill9(&mut self) {
         if let Some((mut process, input)) = self.process.take() {
             drop(input);
             process.wait();
@@ -104,11 +102,47 @@ impl RabbitMq {
         eventually("it is gone", || TcpStream::connect(address).is_err().then_some(()));
     }
 
-    /// The source of a consumer.
-    pub fn source(&self, queue: &str) -> String {
-        format!("amqp://guest:guest@127.0.0.1:{}/%2F?queue={queue}", self.port)
+    fn source(&self) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}/%2F?queue={QUEUE}", self.port)
     }
 
+    fn publish(&self, messages: &[(Option<&str>, &str)]) {
+        self.with(|channel| async move {
+            for (id, body) in messages {
+                let mut headers = FieldTable::default();
+                headers.insert("x-source".into(), AMQPValue::LongString("shop".into()));
+                let mut properties = BasicProperties::default()
+                    .with_delivery_mode(2)
+                    .with_content_type("application/json".into())
+                    .with_headers(headers);
+                if let Some(id) = id {
+                    properties = properties.with_message_id((*id).into());
+                }
+                let options = BasicPublishOptions::default();
+                channel.basic_publish("".into(), QUEUE.into(), options, body.as_bytes(), properties).await?.await?;
+            }
+            Ok(())
+        });
+    }
+
+    fn waiting(&self) -> usize {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let count = self.with(|channel| async move {
+            Ok(channel.queue_declare(QUEUE.into(), options, FieldTable::default()).await?.message_count())
+        });
+        count as usize
+    }
+
+    fn take_waiting(&self) -> Vec<Message> {
+        self.take(QUEUE)
+    }
+
+    fn take_dead(&self) -> Vec<Message> {
+        self.take(DEAD)
+    }
+}
+
+impl RabbitMq {
     fn try_channel(&self) -> Option<(Connection, Channel)> {
         let connecting = async {
             let url = format!("amqp://guest:guest@127.0.0.1:{}/%2F", self.port);
@@ -129,41 +163,13 @@ impl RabbitMq {
     }
 
     /// Makes a durable queue.
-    pub fn declare(&self, queue: &str) {
+    fn declare(&self, queue: &str) {
         let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         self.with(|channel| async move { channel.queue_declare(queue.into(), options, FieldTable::default()).await });
     }
 
-    /// Publishes messages that outlive the server: ids and bodies.
-    pub fn publish(&self, queue: &str, messages: &[(Option<&str>, &str)]) {
-        self.with(|channel| async move {
-            for (id, body) in messages {
-                let mut headers = FieldTable::default();
-                headers.insert("x-source".into(), AMQPValue::LongString("shop".into()));
-                let mut properties = BasicProperties::default()
-                    .with_delivery_mode(2)
-                    .with_content_type("application/json".into())
-                    .with_headers(headers);
-                if let Some(id) = id {
-                    properties = properties.with_message_id((*id).into());
-                }
-                let options = BasicPublishOptions::default();
-                channel.basic_publish("".into(), queue.into(), options, body.as_bytes(), properties).await?.await?;
-            }
-            Ok(())
-        });
-    }
-
-    /// How many messages a queue has that nobody has taken.
-    pub fn waiting(&self, queue: &str) -> u32 {
-        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        self.with(|channel| async move {
-            Ok(channel.queue_declare(queue.into(), options, FieldTable::default()).await?.message_count())
-        })
-    }
-
     /// Takes every message out of a queue.
-    pub fn take(&self, queue: &str) -> Vec<Message> {
+    fn take(&self, queue: &str) -> Vec<Message> {
         self.with(|channel| async move {
             let mut messages = Vec::new();
             while let Some(got) = channel.basic_get(queue.into(), BasicGetOptions::default()).await? {

@@ -1,0 +1,122 @@
+//! How far the messages of each partition are done: what may be committed.
+
+use std::collections::{BTreeSet, HashMap};
+
+/// Where a message stands, and since which assignment its partition is ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) partition: i32,
+    pub(super) offset: i64,
+    assignment: u64,
+}
+
+/// The partitions that messages came from.
+#[derive(Default)]
+pub(super) struct Progress {
+    partitions: HashMap<i32, Partition>,
+    assignments: u64,
+}
+
+/// A partition, while this member has it.
+struct Partition {
+    assignment: u64,
+    /// Messages that came and have not ended.
+    open: BTreeSet<i64>,
+    /// The place behind the last message that came.
+    next: i64,
+}
+
+impl Progress {
+    /// A message came.
+    pub(super) fn received(&mut self, partition: i32, offset: i64) -> Place {
+        let entry = self.partitions.entry(partition).or_insert_with(|| {
+            self.assignments += 1;
+            Partition { assignment: self.assignments, open: BTreeSet::new(), next: offset }
+        });
+        entry.open.insert(offset);
+        entry.next = entry.next.max(offset + 1);
+        Place { partition, offset, assignment: entry.assignment }
+    }
+
+    /// A message has ended. Everything before the offset that is returned has ended too: it may be committed.
+    pub(super) fn ended(&mut self, place: &Place) -> Option<i64> {
+        let partition = self.current(place)?;
+        let before = partition.first();
+        partition.open.remove(&place.offset);
+        let after = partition.first();
+        (after > before).then_some(after)
+    }
+
+    /// A partition went to another member.
+    pub(super) fn revoked(&mut self, partition: i32) {
+        self.partitions.remove(&partition);
+    }
+
+    /// Whether a message's partition is still the one that it came from.
+    pub(super) fn is_current(&mut self, place: &Place) -> bool {
+        self.current(place).is_some()
+    }
+
+    fn current(&mut self, place: &Place) -> Option<&mut Partition> {
+        self.partitions.get_mut(&place.partition).filter(|partition| partition.assignment == place.assignment)
+    }
+}
+
+impl Partition {
+    /// The first message that has not ended.
+    fn first(&self) -> i64 {
+        self.open.first().copied().unwrap_or(self.next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_committed_beyond_a_message_that_has_not_ended() {
+        let mut progress = Progress::default();
+        // Offsets have gaps: markers of transactions, and messages that were compacted away.
+        let [first, second, third] = [5, 6, 9].map(|offset| progress.received(0, offset));
+        assert_eq!(progress.ended(&second), None);
+        assert_eq!(progress.ended(&first), Some(9));
+        assert_eq!(progress.ended(&first), None);
+        assert_eq!(progress.ended(&third), Some(10));
+        let other = progress.received(1, 0);
+        let fourth = progress.received(0, 10);
+        assert_eq!(progress.ended(&other), Some(1));
+        assert_eq!(progress.ended(&fourth), Some(11));
+    }
+
+    #[test]
+    fn what_came_before_a_partition_went_counts_no_more() {
+        let mut progress = Progress::default();
+        let before = progress.received(3, 7);
+        progress.revoked(3);
+        assert!(!progress.is_current(&before));
+        assert_eq!(progress.ended(&before), None);
+        // It comes back from where it was committed.
+        let again = progress.received(3, 7);
+        let behind = progress.received(3, 8);
+        assert_eq!(progress.ended(&before), None, "the second time is still under way");
+        assert_eq!(progress.ended(&behind), None);
+        assert_eq!(progress.ended(&again), Some(9));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_committed_is_exactly_what_has_ended(ends in Just((0..20_i64).collect::<Vec<_>>()).prop_shuffle()) {
+            let mut progress = Progress::default();
+            let places: Vec<Place> = (0..20).map(|offset| progress.received(0, offset)).collect();
+            let (mut committed, mut ended) = (0, BTreeSet::new());
+            for offset in ends {
+                ended.insert(offset);
+                committed = progress.ended(&places[usize::try_from(offset).unwrap()]).unwrap_or(committed);
+                let first = (0..).find(|offset| !ended.contains(offset)).unwrap();
+                prop_assert_eq!(committed, first);
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Streams of NATS JetStream, through durable pull consumers.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::pull::{Batch, BatchError};
+use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer};
+use async_nats::jetstream::context::GetStreamByNameErrorKind;
+use async_nats::jetstream::{self, AckKind, Context, Message, stream};
+use async_nats::{Client, ConnectOptions, Event};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::future::FutureExt as _;
+use futures_util::stream::StreamExt as _;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::settings::address;
+use super::source::{CONSUMER, End, Error, POSITION, REASON, Received, Subscription};
+use super::{Nats, NatsLogin, Settings};
+
+/// The header by which a publisher names a message, and by which a stream recognises a copy.
+const MESSAGE_ID: &str = "Nats-Msg-Id";
+
+/// A header of a dead letter: the id that the message had. Its own names the dead letter.
+const ORIGINAL_ID: &str = "x-oncegate-message-id";
+
+/// How long a request for messages waits at the server.
+const REQUEST: Duration = Duration::from_secs(30);
+
+/// How long the last acknowledgements may take to leave.
+const FLUSH: Duration = Duration::from_secs(5);
+
+/// So many times within `ack_wait` the server is told that a message is still in work.
+const PROGRESS: u32 = 3;
+
+/// The shortest time between two of these.
+const LEAST: Duration = Duration::from_millis(10);
+
+type Opening = Pin<Box<dyn Future<Output = Result<Batch, BatchError>> + Send>>;
+
+/// A consumer of a stream, over one connection.
+struct Pull {
+    name: Arc<str>,
+    dead_letter: String,
+    client: Client,
+    context: Context,
+    consumer: PullConsumer,
+    /// How many messages may be taken and not ended.
+    most: usize,
+    /// A request for messages, before and after the server has it. It asks for no more than may be taken.
+    opening: Option<Opening>,
+    batch: Option<Batch>,
+    receipts: u64,
+    unacknowledged: Unacknowledged,
+    is_lost: watch::Receiver<bool>,
+    /// Keeps messages that are in work from being delivered again.
+    progress: JoinHandle<()>,
+}
+
+/// Messages that are not acknowledged, by their receipts.
+#[derive(Clone, Default)]
+struct Unacknowledged(Arc<Mutex<HashMap<u64, Arc<Message>>>>);
+
+impl Unacknowledged {
+    fn messages(&self) -> MutexGuard<'_, HashMap<u64, Arc<Message>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error(error.to_string())
+}
+
+/// Subscribes to a stream.
+pub(super) async fn subscribe(
+    settings: &Arc<Settings>,
+    source: &Nats,
+    most: u16,
+) -> Result<Box<dyn Subscription>, Error> {
+    let (lost, is_lost) = watch::channel(false);
+    let options = match &source.login {
+        NatsLogin::Anonymous => ConnectOptions::new(),
+        NatsLogin::Token(token) => ConnectOptions::with_token(token.clone()),
+        NatsLogin::User(user, password) => ConnectOptions::with_user_and_password(user.clone(), password.clone()),
+    };
+    let noted = move |event| {
+        if matches!(event, Event::Disconnected | Event::Closed) {
+            lost.send_replace(true);
+        }
+        std::future::ready(())
+    };
+    let options = options.name(format!("oncegate {}", settings.name)).event_callback(noted);
+    let scheme = if source.is_encrypted { "tls" } else { "nats" };
+    let servers: Vec<String> =
+        source.servers.iter().map(|(host, port)| format!("{scheme}://{}", address(host, *port))).collect();
+    let client = options.require_tls(source.is_encrypted).connect(servers).await.map_err(failed)?;
+    let context = jetstream::new(client.clone());
+    let stream = context.get_stream(&source.stream).await;
+    let stream = stream.map_err(|error| Error(format!("the stream {}: {error}", source.stream)))?;
+    let consumer: PullConsumer = stream
+        .get_consumer(&source.consumer)
+        .await
+        .map_err(|error| Error(format!("the consumer {} of the stream {}: {error}", source.consumer, source.stream)))?;
+    let config = &consumer.cached_info().config;
+    check(config, settings.concurrency).map_err(|problem| {
+        Error(format!("the consumer {} of the stream {} {problem}", source.consumer, source.stream))
+    })?;
+    let pause = progress_interval(config);
+    let dead_letter = settings.dead_letter();
+    dead_letters(&context, &dead_letter, &stream.cached_info().config).await?;
+    let unacknowledged = Unacknowledged::default();
+    Ok(Box::new(Pull {
+        name: Arc::clone(&settings.name),
+        dead_letter,
+        client,
+        context,
+        consumer,
+        most: most.into(),
+        opening: None,
+        batch: None,
+        receipts: 0,
+        progress: tokio::spawn(keep(unacknowledged.clone(), pause)),
+        unacknowledged,
+        is_lost,
+    }))
+}
+
+/// A consumer that could lose messages, or their order, is not used.
+fn check(config: &Config, concurrency: u32) -> Result<(), &'static str> {
+    if config.ack_policy != AckPolicy::Explicit {
+        return Err("must have ack_policy = explicit: each message is acknowledged by itself");
+    }
+    if config.max_deliver > 0 {
+        return Err("must have max_deliver = -1: NATS would stop delivering a message, and it would be no dead letter");
+    }
+    if concurrency == 1 && config.max_ack_pending != 1 {
+        return Err(
+            "must have max_ack_pending = 1 where concurrency = 1: otherwise the order is lost when a gate dies",
+        );
+    }
+    Ok(())
+}
+
+/// How often to say that messages are in work.
+fn progress_interval(config: &Config) -> Duration {
+    let shortest = config.backoff.iter().copied().min().unwrap_or(config.ack_wait);
+    (shortest.min(config.ack_wait) / PROGRESS).max(LEAST)
+}
+
+/// Says that messages are in work, until it is aborted.
+async fn keep(unacknowledged: Unacknowledged, pause: Duration) {
+    let mut ticks = interval(pause);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let messages: Vec<Arc<Message>> = unacknowledged.messages().values().cloned().collect();
+        for message in messages {
+            // Where the connection is lost, the subscription says so.
+            let _ = message.ack_with(AckKind::Progress).await;
+        }
+    }
+}
+
+/// Makes a stream for dead letters, unless one has their subject.
+async fn dead_letters(context: &Context, subject: &str, of: &stream::Config) -> Result<(), Error> {
+    match context.stream_by_subject(subject).await {
+        Ok(name) if name == of.name => Err(Error(format!(
+            "the subject {subject} for dead letters belongs to the stream {name} itself: set dead_letter to another"
+        ))),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == GetStreamByNameErrorKind::NotFound => {
+            let config = stream::Config {
+                name: subject.replace(['.', '*', '>', ' '], "-"),
+                subjects: vec![subject.to_owned()],
+                num_replicas: of.num_replicas,
+                ..stream::Config::default()
+            };
+            let name = config.name.clone();
+            let made = context.create_stream(config).await;
+            made.map_err(|error| Error(format!("the stream {name} for dead letters cannot be made: {error}")))?;
+            Ok(())
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+#[async_trait]
+impl Subscription for Pull {
+    async fn next(&mut self) -> Result<Received, Error> {
+        let mut is_lost = self.is_lost.clone();
+        tokio::select! {
+            biased;
+            _ = is_lost.wait_for(|is_lost| *is_lost) => Err(Error("the connection is lost".to_owned())),
+            message = self.take() => Ok(self.receive(message?)),
+        }
+    }
+
+    async fn end(&mut self, receipt: u64, end: &End) -> Result<(), Error> {
+        let Some(message) = self.unacknowledged.messages().remove(&receipt) else { return Ok(()) };
+        let kind = match end {
+            End::Done => AckKind::Ack,
+            End::Dead(reason) => {
+                self.bury(&message, reason).await?;
+                AckKind::Term
+            }
+            End::Returned => AckKind::Nak(None),
+        };
+        message.ack_with(kind).await.map_err(failed)
+    }
+
+    async fn pause(&mut self) -> Result<(), Error> {
+        self.opening = None;
+        // What has come already goes back.
+        if let Some(mut batch) = self.batch.take() {
+            while let Some(Some(Ok(message))) = batch.next().now_or_never() {
+                message.ack_with(AckKind::Nak(None)).await.map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn close(self: Box<Self>) {
+        let _ = timeout(FLUSH, self.client.flush()).await;
+    }
+}
+
+impl Drop for Pull {
+    fn drop(&mut self) {
+        self.progress.abort();
+    }
+}
+
+impl Pull {
+    /// The next message. A call that is given up loses none: what it waits for is kept.
+    async fn take(&mut self) -> Result<Message, Error> {
+        loop {
+            if let Some(batch) = &mut self.batch {
+                if let Some(message) = batch.next().await {
+                    return message.map_err(failed);
+                }
+                self.batch = None;
+            }
+            if self.opening.is_none() {
+                let free = self.most.saturating_sub(self.unacknowledged.messages().len());
+                if free == 0 {
+                    // It is called again when a message has ended.
+                    std::future::pending::<()>().await;
+                }
+                let consumer = self.consumer.clone();
+                self.opening =
+                    Some(Box::pin(
+                        async move { consumer.batch().max_messages(free).expires(REQUEST).messages().await },
+                    ));
+            }
+            if let Some(opening) = &mut self.opening {
+                let opened = opening.await;
+                self.opening = None;
+                self.batch = Some(opened.map_err(failed)?);
+            }
+        }
+    }
+
+    fn receive(&mut self, message: Message) -> Received {
+        self.receipts += 1;
+        let received = Received {
+            receipt: self.receipts,
+            properties: properties(&message),
+            headers: headers(&message),
+            body: message.payload.clone(),
+        };
+        self.unacknowledged.messages().insert(self.receipts, Arc::new(message));
+        received
+    }
+
+    /// Publishes a message again, to the dead letters, with the reason. Durable when it returns.
+    async fn bury(&mut self, message: &Message, reason: &str) -> Result<(), Error> {
+        let mut headers = message.headers.clone().unwrap_or_default();
+        if let Some(id) = headers.get(MESSAGE_ID).cloned() {
+            headers.insert(ORIGINAL_ID, id);
+        }
+        headers.insert(REASON, reason.replace(['\r', '\n'], " "));
+        headers.insert(CONSUMER, &*self.name);
+        if let Some(position) = position(message) {
+            // Two messages with one id are two dead letters, and one that is sent twice is one.
+            headers.insert(MESSAGE_ID, &*position);
+            headers.insert(POSITION, position);
+        }
+        let published = self.context.publish_with_headers(self.dead_letter.clone(), headers, message.payload.clone());
+        let stored = async { published.await?.await };
+        stored
+            .await
+            .map_err(|error| Error(format!("a dead letter for {} was not stored: {error}", self.dead_letter)))?;
+        Ok(())
+    }
+}
+
+/// Names a message among all that a stream ever had: a stream that is made again counts from 1 again, but later.
+fn position(message: &Message) -> Option<String> {
+    let info = message.info().ok()?;
+    Some(format!("{}/{}/{}", info.stream, info.stream_sequence, info.published.unix_timestamp_nanos()))
+}
+
+/// The properties of a message that it has.
+fn properties(message: &Message) -> Vec<(&'static str, Bytes)> {
+    let id = message.headers.as_ref().and_then(|headers| headers.get(MESSAGE_ID));
+    let values = [
+        id.map(|id| Bytes::copy_from_slice(id.as_str().as_bytes())),
+        position(message).map(Bytes::from),
+        Some(Bytes::copy_from_slice(message.subject.as_bytes())),
+    ];
+    Nats::PROPERTIES.into_iter().zip(values).filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// The headers of a message that HTTP can carry, without those that NATS reads itself.
+fn headers(message: &Message) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, values) in message.headers.iter().flat_map(async_nats::HeaderMap::iter) {
+        let text: &str = name.as_ref();
+        let Ok(name) = HeaderName::from_bytes(text.as_bytes()) else { continue };
+        if name.as_str().starts_with("nats-") {
+            continue;
+        }
+        for value in values.iter().filter_map(|value| HeaderValue::from_str(value.as_str()).ok()) {
+            headers.append(name.clone(), value);
+        }
+    }
+    headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_consumer_that_could_lose_messages_is_refused() {
+        let fit = Config { max_deliver: -1, max_ack_pending: 1000, ..Config::default() };
+        assert_eq!(check(&fit, 16), Ok(()));
+        assert_eq!(check(&Config { max_deliver: 0, ..fit.clone() }, 16), Ok(()));
+        let refused = |config: Config, concurrency, word| {
+            assert!(check(&config, concurrency).is_err_and(|problem| problem.contains(word)), "{word}");
+        };
+        refused(Config { ack_policy: AckPolicy::All, ..fit.clone() }, 16, "ack_policy");
+        refused(Config { ack_policy: AckPolicy::None, ..fit.clone() }, 16, "ack_policy");
+        refused(Config { max_deliver: 5, ..fit.clone() }, 16, "max_deliver");
+        refused(fit.clone(), 1, "max_ack_pending");
+        assert_eq!(check(&Config { max_ack_pending: 1, ..fit }, 1), Ok(()));
+    }
+
+    #[test]
+    fn progress_is_reported_before_the_shortest_time_is_over() {
+        let config = Config { ack_wait: Duration::from_secs(30), ..Config::default() };
+        assert_eq!(progress_interval(&config), Duration::from_secs(10));
+        let backoff = vec![Duration::from_secs(3), Duration::from_secs(60)];
+        assert_eq!(progress_interval(&Config { backoff, ..config.clone() }), Duration::from_secs(1));
+        assert_eq!(progress_interval(&Config { ack_wait: Duration::ZERO, ..config }), LEAST);
+    }
+}
