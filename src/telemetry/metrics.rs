@@ -35,7 +35,7 @@ use crate::store::cached::CacheResult;
 use crate::store::metered::StoreOp;
 use crate::store::sealed::Closed;
 pub use attempt_guard::AttemptGuard;
-pub use reading::{Durations, Levels, RouteTraffic, Traffic};
+pub use reading::{ConsumerLevels, Durations, Levels, RouteTraffic, Traffic};
 
 /// Upper bounds of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: &[f64] =
