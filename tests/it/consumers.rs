@@ -30,6 +30,7 @@ with_each_broker! {
     a_shutdown_ends_what_runs_and_gives_back_the_rest
     a_broker_that_is_away_is_tried_again
     a_shutdown_while_the_broker_is_away_waits_for_nothing
+    a_long_attempt_keeps_the_order
     an_attempt_that_takes_long_is_not_repeated
     gates_share_the_messages_and_take_over_from_one_that_is_killed
     nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed
@@ -214,6 +215,17 @@ fn a_shutdown_while_the_broker_is_away_waits_for_nothing<B: Broker>() {
 
 /// Neither an acknowledgement that a broker waits for, nor its patience with a group, ends an attempt.
 fn an_attempt_that_takes_long_is_not_repeated<B: Broker>() {
+    let broker = B::start();
+    let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(3500)));
+    let gate = consuming(&upstream, &broker, "").start();
+    broker.publish(&[(Some("m-1"), "slow"), (Some("m-2"), "slow")]);
+    wait_for(&gate, "done", 2);
+    wait_for_the_end(&gate, &broker);
+    assert_eq!((upstream.runs(), ended(&gate, "done")), (2, 2.0), "no copy came");
+}
+
+/// As before, where nothing else is taken meanwhile.
+fn a_long_attempt_keeps_the_order<B: Broker>() {
     let broker = B::start();
     broker.keep_order();
     let upstream = Upstream::start(|request| match request.body.bytes.as_slice() {
