@@ -23,7 +23,7 @@ use super::answer::{Answer, json};
 use super::tokens::Role;
 use crate::idempotency::record::{self, Timestamp};
 use crate::telemetry::limits::Limit;
-use crate::telemetry::metrics::{Durations, Levels, RouteTraffic, Traffic};
+use crate::telemetry::metrics::{ConsumerLevels, Durations, Levels, RouteTraffic, Traffic};
 use crate::telemetry::{rfc3339, wall_clock};
 
 /// What the admin room keeps for this answer.
@@ -65,6 +65,8 @@ pub(super) struct Stats {
     latency: Option<Latency>,
     /// The configured routes, then those that have counted. The name of requests without a route is `-`.
     routes: Vec<RouteStats>,
+    /// The configured consumers, by their names.
+    consumers: Vec<ConsumerStats>,
     /// Records of the whole store, when they were last counted, by their state.
     records: BTreeMap<&'static str, u64>,
     /// The unknown record of this service that was claimed first. Nothing if there is none, or the store has not said.
@@ -101,6 +103,17 @@ struct RouteStats {
     latency: Option<Latency>,
     /// How long the upstream took to answer.
     upstream_latency: Option<Latency>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ConsumerStats {
+    consumer: String,
+    /// Whether it is connected to its broker.
+    connected: bool,
+    /// Messages that it has taken and not ended.
+    messages_in_hand: u64,
+    /// Messages that it ended, by the words of `oncegate_messages_total`.
+    messages: BTreeMap<String, u64>,
 }
 
 /// Durations of the last minute, estimated from the buckets of the histogram.
@@ -225,6 +238,7 @@ impl Stats {
             outcomes: since.all_outcomes(&traffic),
             latency: Latency::of(&all.since(&all_before)),
             routes: routes.iter().map(route).collect(),
+            consumers: levels.consumers.into_iter().map(ConsumerStats::of).collect(),
             records: record::State::ALL.map(record::State::as_str).into_iter().zip(levels.records).collect(),
             oldest_unknown: oldest.map(OldestUnknown::of),
             store: StoreStats {
@@ -325,6 +339,13 @@ fn sums(traffic: &Traffic) -> BTreeMap<&str, u64> {
         *sums.entry(word.as_str()).or_default() += count;
     }
     sums
+}
+
+impl ConsumerStats {
+    fn of((consumer, levels): (String, ConsumerLevels)) -> Self {
+        let ConsumerLevels { connected, in_hand, messages } = levels;
+        Self { consumer, connected, messages_in_hand: in_hand, messages }
+    }
 }
 
 impl Latency {

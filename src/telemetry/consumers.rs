@@ -8,9 +8,9 @@ use super::register::add;
 /// The metrics of all consumers.
 #[derive(Clone)]
 pub struct ConsumerFamilies {
-    messages: IntCounterVec,
-    in_hand: IntGaugeVec,
-    connected: IntGaugeVec,
+    pub(super) messages: IntCounterVec,
+    pub(super) in_hand: IntGaugeVec,
+    pub(super) connected: IntGaugeVec,
 }
 
 /// The metrics of one consumer.

@@ -31,7 +31,7 @@ use crate::store::cached::CacheResult;
 use crate::store::metered::{OperationsInFlight, StoreOp};
 pub use attempt_guard::AttemptGuard;
 pub(super) use families::Families;
-pub use reading::{Durations, Levels, RouteTraffic, Traffic};
+pub use reading::{ConsumerLevels, Durations, Levels, RouteTraffic, Traffic};
 
 /// All metrics of one process. Cheap to clone.
 #[derive(Clone)]

@@ -6,6 +6,7 @@ use super::*;
 use crate::admin::tests::access::{BOARD, ask, start_with_roles};
 use crate::http::limits::Limits;
 use crate::http::usage::Usage;
+use crate::telemetry::consumers::Ended;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::outcome::Outcome;
 
@@ -36,6 +37,10 @@ async fn it_says_what_is_and_what_was_lately() {
     answered(&admin, "charge", Outcome::Executed, 30);
     answered(&admin, "-", Outcome::Passed, 1);
     let _attempt = admin.state.metrics.route("gone").attempt_began();
+    let consumer = admin.state.metrics.consumer("orders");
+    consumer.connected(true);
+    consumer.in_hand(3);
+    consumer.ended(Ended::Done);
     admin.pass(Duration::from_secs(90));
     let stats = stats(&admin).await;
     assert_eq!((&stats["ready"], &stats["reason"]), (&json!(true), &Value::Null));
@@ -52,6 +57,9 @@ async fn it_says_what_is_and_what_was_lately() {
     assert_eq!(stats["routes"][0]["outcomes"]["executed"]["total"], 30);
     assert!(stats["routes"][0]["latency"]["p99_seconds"].as_f64().unwrap() > 0.0);
     assert_eq!(stats["routes"][0]["upstream_latency"], Value::Null);
+    let messages = json!({"done": 1, "dead": 0, "returned": 0});
+    let consumer = json!({"consumer": "orders", "connected": true, "messages_in_hand": 3, "messages": messages});
+    assert_eq!(stats["consumers"], json!([consumer]));
     assert_eq!(stats["store"], json!({"kind": "memory", "errors": []}));
     let limit = |name: &str| stats["limits"].as_array().unwrap().iter().find(|limit| limit["limit"] == name).cloned();
     assert_eq!(limit("max_requests").unwrap(), json!({"limit": "max_requests", "used": 2, "max": 7, "reached": 0}));

@@ -43,9 +43,22 @@ pub struct Durations {
     pub count: u64,
 }
 
+/// What stands of one consumer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConsumerLevels {
+    /// Whether it is connected to its broker.
+    pub connected: bool,
+    /// How many messages it has taken and not ended.
+    pub in_hand: u64,
+    /// How many messages it ended since the start, by how.
+    pub messages: BTreeMap<String, u64>,
+}
+
 /// What stands at the moment.
 #[derive(Clone, Debug)]
 pub struct Levels {
+    /// Consumers, by their names.
+    pub consumers: BTreeMap<String, ConsumerLevels>,
     /// Attempts in flight, by the name of the route.
     pub attempts: BTreeMap<String, u64>,
     /// Records of the store, when they were last counted, in the order of [`State::ALL`].
@@ -94,6 +107,20 @@ impl Metrics {
     #[must_use]
     pub fn levels(&self) -> Levels {
         let Families { attempts_in_flight, records, cache_requests, limit_exceeded, .. } = &*self.families;
+        let mut consumers = BTreeMap::<String, ConsumerLevels>::new();
+        let of_consumers = &self.families.consumers;
+        each(of_consumers.messages.collect(), |metric| {
+            let messages = &mut consumers.entry(label(metric, "consumer")).or_default().messages;
+            messages.insert(label(metric, "result"), count(metric));
+        });
+        each(of_consumers.in_hand.collect(), |metric| {
+            let in_hand = whole(metric.get_gauge().get_value());
+            consumers.entry(label(metric, "consumer")).or_default().in_hand = in_hand;
+        });
+        each(of_consumers.connected.collect(), |metric| {
+            let connected = whole(metric.get_gauge().get_value()) == 1;
+            consumers.entry(label(metric, "consumer")).or_default().connected = connected;
+        });
         let mut attempts = BTreeMap::new();
         each(attempts_in_flight.collect(), |metric| {
             attempts.insert(label(metric, "route"), whole(metric.get_gauge().get_value()));
@@ -102,6 +129,7 @@ impl Metrics {
         let result =
             |result: CacheResult| (result.as_str(), cache_requests.with_label_values(&[result.as_str()]).get());
         Levels {
+            consumers,
             attempts,
             records: std::array::from_fn(|index| u64::try_from(records[index].get()).unwrap_or(0)),
             cache: CacheResult::ALL.map(result).into(),
