@@ -145,8 +145,8 @@ fn migrate(conn: &mut Connection, path: &Path) -> Result<(), OpenError> {
 
 /// Lets a connection to a file of an earlier version be read as one of this version. The file does not change.
 pub(super) fn complete_former(conn: &Connection, version: usize) -> rusqlite::Result<()> {
-    let missing = YOUNGER.iter().filter(|(since, _)| version < *since);
-    missing.map(|(_, table)| conn.execute_batch(table)).collect()
+    let mut missing = YOUNGER.iter().filter(|(since, _)| version < *since);
+    missing.try_for_each(|(_, table)| conn.execute_batch(table))
 }
 
 /// The file's schema version, if it is oncegate's and known; 0 where nothing is in it yet.
