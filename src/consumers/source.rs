@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderMap;
 
-use super::{Settings, Source};
+use super::Settings;
 
 /// The headers that a dead letter has besides its own, for every broker: the reason, and the name of the consumer.
 #[cfg_attr(not(any(feature = "amqp", feature = "kafka", feature = "nats")), expect(dead_code, reason = "no broker"))]
@@ -72,11 +72,11 @@ pub(super) trait Subscription: Send {
 pub(super) async fn subscribe(settings: &Arc<Settings>, most: u16) -> Result<Box<dyn Subscription>, Error> {
     match &settings.source {
         #[cfg(feature = "amqp")]
-        Source::Amqp(queue) => super::amqp::subscribe(settings, queue, most).await,
+        super::Source::Amqp(queue) => super::amqp::subscribe(settings, queue, most).await,
         #[cfg(feature = "kafka")]
-        Source::Kafka(topic) => super::kafka::subscribe(settings, topic, most).await,
+        super::Source::Kafka(topic) => super::kafka::subscribe(settings, topic, most).await,
         #[cfg(feature = "nats")]
-        Source::Nats(stream) => super::nats::subscribe(settings, stream, most).await,
+        super::Source::Nats(stream) => super::nats::subscribe(settings, stream, most).await,
         // The configuration is checked for that.
         #[allow(unreachable_patterns, reason = "a build may have every broker")]
         _ => Err(Error("this build cannot use this broker".to_owned())),
