@@ -24,6 +24,14 @@ CREATE TABLE oncegate.owned (
     beyond bytea
 );
 
+-- The ranges that this database has given up and no other has taken over yet, as far as this one knows. Until something of one
+-- was set aside, it can be taken back.
+CREATE TABLE oncegate.handover (
+    first bytea PRIMARY KEY,
+    beyond bytea,
+    is_aside boolean NOT NULL DEFAULT false
+);
+
 -- Those that are handed to another database: they have left the tables here, and may not have arrived there. Claims,
 -- settlements and readers of this database do not find them.
 CREATE TABLE oncegate.outgoing_record (LIKE oncegate.record INCLUDING STORAGE, PRIMARY KEY (id));
@@ -159,6 +167,7 @@ BEGIN
     IF to_id IS NOT NULL AND (held.beyond IS NULL OR to_id < held.beyond) THEN
         INSERT INTO oncegate.owned (first, beyond) VALUES (to_id, held.beyond);
     END IF;
+    INSERT INTO oncegate.handover (first, beyond) VALUES (from_id, to_id);
     RETURN true;
 END $$;
 
@@ -181,6 +190,9 @@ BEGIN
     IF FOUND THEN
         RETURN false;
     END IF;
+    -- From here on nobody takes it back, also where nothing is set aside because there is nothing.
+    UPDATE oncegate.handover h SET is_aside = true
+    WHERE (to_id IS NULL OR h.first < to_id) AND (h.beyond IS NULL OR h.beyond > from_id);
     WITH gone AS (
         DELETE FROM oncegate.delivery d WHERE d.id >= from_id AND (to_id IS NULL OR d.id < to_id) RETURNING d.*
     )
@@ -215,6 +227,10 @@ BEGIN
     IF FOUND THEN
         RETURN false;
     END IF;
+    PERFORM FROM oncegate.outgoing_delivery d WHERE d.id >= from_id AND (to_id IS NULL OR d.id < to_id) LIMIT 1;
+    IF FOUND THEN
+        RETURN false;
+    END IF;
     DELETE FROM oncegate.owned o WHERE o.beyond = from_id RETURNING * INTO joined;
     at_first := coalesce(joined.first, at_first);
     DELETE FROM oncegate.owned o WHERE o.first = to_id RETURNING * INTO joined;
@@ -225,5 +241,29 @@ BEGIN
     RETURN true;
 END $$;
 
-REVOKE ALL ON oncegate.layout, oncegate.owned, oncegate.outgoing_record, oncegate.outgoing_delivery FROM PUBLIC;
-REVOKE ALL ON FUNCTION oncegate.join_v1, oncegate.give_up_v1, oncegate.set_aside_v1, oncegate.take_over_v1 FROM PUBLIC;
+-- Takes ids back that were given up; false, and nothing changes, where they were not given up as one range, or where somebody
+-- has begun to set them aside: then another database may own them already.
+CREATE FUNCTION oncegate.take_back_v1(from_id bytea, to_id bytea) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
+AS $$
+BEGIN
+    PERFORM oncegate.durably_v1();
+    PERFORM pg_advisory_xact_lock(oncegate.fence_lock_v1());
+    DELETE FROM oncegate.handover h
+    WHERE h.first = from_id AND h.beyond IS NOT DISTINCT FROM to_id AND NOT h.is_aside;
+    RETURN FOUND AND oncegate.take_over_v1(from_id, to_id);
+END $$;
+
+-- Whether this database takes claims for an id.
+CREATE FUNCTION oncegate.owns_v1(of_id bytea) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN NOT EXISTS (SELECT FROM oncegate.layout) OR EXISTS (
+        SELECT FROM oncegate.owned o WHERE of_id >= o.first AND (o.beyond IS NULL OR of_id < o.beyond)
+    );
+END $$;
+
+REVOKE ALL ON oncegate.layout, oncegate.owned, oncegate.handover, oncegate.outgoing_record, oncegate.outgoing_delivery FROM PUBLIC;
+REVOKE ALL ON FUNCTION oncegate.join_v1, oncegate.give_up_v1, oncegate.set_aside_v1, oncegate.take_over_v1,
+    oncegate.take_back_v1, oncegate.owns_v1 FROM PUBLIC;

@@ -264,7 +264,7 @@ impl<'a> Bulk<'a> {
         let changed = match change {
             Change::Purge => {
                 // What was accepted would run again where its record is gone.
-                deliveries::forget(self.state, found.id).await?;
+                deliveries::forget_before(self.state, &found).await?;
                 remove_unchanged(&**self.state.opened()?, &found).await.map_err(unavailable)
             }
             Change::Resolve(resolution) => match resolution.apply(self.state, &found).await {

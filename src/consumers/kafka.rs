@@ -105,9 +105,11 @@ impl Group {
 impl ClientContext for Group {}
 
 impl ConsumerContext for Group {
-    fn pre_rebalance(&self, _: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+    fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
         // What is stored is committed before they go. What ends later is delivered again, to whoever has them.
         if let Rebalance::Revoke(partitions) = rebalance {
+            // One that is paused when it goes would be paused when it comes back.
+            let _ = consumer.resume(partitions);
             for partition in partitions.elements() {
                 self.progress().revoked(partition.partition());
             }
@@ -211,6 +213,7 @@ impl Subscription for Topic {
                     // Of a partition that came after the pause.
                     self.ahead.push_back(message);
                     self.is_paused = false;
+                    self.pause_partitions(true)?;
                 }
             }
         }

@@ -322,6 +322,10 @@ impl Store for Metered {
         self.timed(StoreOp::Ping, self.store.ping()).await
     }
 
+    async fn owns(&self, id: RecordId) -> Result<bool, Error> {
+        self.store.owns(id).await
+    }
+
     fn away(&self) -> Vec<Arc<str>> {
         self.store.away()
     }

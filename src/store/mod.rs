@@ -175,6 +175,11 @@ pub trait Store: Send + Sync + 'static {
     /// a settle too.
     async fn ping(&self) -> Result<(), Error>;
 
+    /// Whether what this store does not have of an id is nowhere: one of several databases may have handed it to another.
+    async fn owns(&self, _id: RecordId) -> Result<bool, Error> {
+        Ok(true)
+    }
+
     /// The databases that did not answer the last [`Store::ping`], where a store has several and others did.
     fn away(&self) -> Vec<Arc<str>> {
         Vec::new()

@@ -77,11 +77,8 @@ impl Bulk<'_> {
                     report.failed += 1;
                 }
             }
-            if report.failed >= MAX_FAILURES {
-                return Err(report.broken_off());
-            }
         }
-        Ok(())
+        if report.failed >= MAX_FAILURES { Err(report.broken_off()) } else { Ok(()) }
     }
 
     /// What was found and whether it was removed; `None` if it has a record, with which it is found.

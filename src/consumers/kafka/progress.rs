@@ -29,6 +29,10 @@ struct Partition {
 impl Progress {
     /// A message came.
     pub(super) fn received(&mut self, partition: i32, offset: i64) -> Place {
+        // The topic lost messages, and counts from an earlier offset again: nothing before says what of these has ended.
+        if self.partitions.get(&partition).is_some_and(|known| offset < known.next) {
+            self.revoked(partition);
+        }
         let entry = self.partitions.entry(partition).or_insert_with(|| {
             self.assignments += 1;
             Partition { assignment: self.assignments, open: BTreeSet::new(), next: offset }
@@ -103,6 +107,14 @@ mod tests {
         assert_eq!(progress.ended(&before), None, "the second time is still under way");
         assert_eq!(progress.ended(&behind), None);
         assert_eq!(progress.ended(&again), Some(9));
+    }
+
+    #[test]
+    fn a_partition_that_goes_back_begins_anew() {
+        let mut progress = Progress::default();
+        let before = progress.received(0, 900);
+        let again = progress.received(0, 10);
+        assert_eq!((progress.ended(&before), progress.ended(&again)), (None, Some(11)));
     }
 
     proptest! {

@@ -50,6 +50,13 @@ impl Driver {
             }
             Reply::ClaimFailed => {
                 match self.error.take() {
+                    // The store works: what it has of this key is on its way to another database, or in one that this gate does
+                    // not know. To forward the request could run it twice, whatever the route says of a store that is away.
+                    Some(error) if error.cause().kind == ErrorKind::Moved => {
+                        tracing::debug!(%error, record = %self.id, "a claim failed");
+                        client.reply(request.store_away());
+                        return Ok(());
+                    }
                     Some(error) if error.cause().kind == ErrorKind::Corrupt => {
                         if let Some(others) = shared.unreadable.due() {
                             let message = "a record cannot be read: requests with its key get 503 store-unavailable";

@@ -191,6 +191,17 @@ async fn a_batch_has_operations_of_one_statement() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_id_that_is_asked_for_again_and_again_holds_up_no_other() {
+    let fake = Fake::of([Step::Takes(millis(5))]);
+    let batcher = open(&fake, 2);
+    let first = submit(&batcher, [5]).await;
+    let rest = submit(&batcher, [201, 1, 201, 201, 2]).await;
+    assert_eq!(results(rest).await.len(), 5);
+    assert!(results(first).await[0].is_ok());
+    assert_eq!(fake.batches(), [vec![5], vec![201], vec![1, 2], vec![201], vec![201]]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_second_worker_joins_in_if_many_are_queued() {
     for (queued, joins) in [(63, false), (64, true)] {
         let fake = Fake::of([Step::Takes(millis(5))]);

@@ -459,6 +459,12 @@ impl Store for Postgres {
         adopt::identities(&self.pool).await
     }
 
+    async fn owns(&self, id: RecordId) -> Result<bool, Error> {
+        self.ensure_open()?;
+        let rows = self.pool.query("SELECT oncegate.owns_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
+    }
+
     async fn ping(&self) -> Result<(), Error> {
         self.ensure_open()?;
         if let Some(refusal) = self.settle_refusal().or_else(|| self.claims.refusal()) {

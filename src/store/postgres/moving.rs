@@ -9,8 +9,10 @@
 //! 3. The next owner gets them and owns the range, both in one transaction.
 //! 4. What was set aside is removed.
 //!
-//! Who owns what is all that there is to know of how far this is: it may end anywhere, and goes on from there. Of two that
-//! do it at once, neither can undo a step of the other, for each is checked where it is done.
+//! A range whose attempts do not end in time is taken back, unless somebody has begun to set it aside.
+//!
+//! Who owns what, and what was given up, is all that there is to know of how far this is: it may end anywhere, and goes on
+//! from there. Of two that do it at once, neither can undo a step of the other, for each is checked where it is done.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -40,6 +42,9 @@ const PARTS: std::ops::RangeInclusive<u64> = 64..=1 << 20;
 /// How long attempts of a range may take to end before it is left for later, and at most if nothing else is left.
 const PATIENCE: Duration = Duration::from_secs(2);
 const LONG_PATIENCE: Duration = Duration::from_secs(30);
+
+/// By how many milliseconds the clocks of the databases may differ. What it takes to ask them counts as well.
+const MAX_SKEW: i64 = 2_000;
 
 /// Between two looks whether the attempts of a range have ended.
 const POLL: Duration = Duration::from_millis(20);
@@ -82,6 +87,7 @@ pub async fn move_records(lists: &Move, say: &mut dyn FnMut(String)) -> Result<(
     let (from, to) = (ids(&lists.from, &mut members).await?, ids(&lists.to, &mut members).await?);
     let mut moving = Moving { members, from, to };
     moving.check()?;
+    moving.check_clocks().await?;
     if moving.is_over() {
         say("nothing to move: the records are where they belong".to_owned());
         return Ok(());
@@ -156,6 +162,28 @@ impl Moving {
             }
         }
         Ok(())
+    }
+
+    /// Refuses clocks that differ: a record ends when the clock of its database says so, and would end too early in one that
+    /// is ahead.
+    async fn check_clocks(&self) -> Result<(), OpenError> {
+        let began = Instant::now();
+        let mut clocks: Vec<(i64, &str)> = Vec::new();
+        for member in &self.members {
+            let rows = member.rows("SELECT oncegate.now_v1()").await?;
+            let since = i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX);
+            clocks.push((rows.first().map_or(0, |row| row.get::<_, i64>(0)).saturating_sub(since), &member.name));
+        }
+        let (first, last) = (clocks.iter().min().copied(), clocks.iter().max().copied());
+        match (first, last) {
+            (Some((behind, one)), Some((ahead, other))) if ahead - behind > MAX_SKEW => {
+                Err(OpenError::Failed(format!(
+                    "the clock of {other} is {} ms ahead of that of {one}: records would expire too early; synchronise the clocks first",
+                    ahead - behind
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether every database knows the next list alone.
@@ -327,7 +355,7 @@ impl Moving {
         while !former.change("", "SELECT oncegate.set_aside_v1($1, $2)", &values).await? {
             if began.elapsed() >= patience {
                 // Nothing of it was set aside: new claims need not wait for these attempts.
-                former.change("", "SELECT oncegate.take_over_v1($1, $2)", &values).await?;
+                former.change("", "SELECT oncegate.take_back_v1($1, $2)", &values).await?;
                 return Ok(false);
             }
             sleep(POLL).await;
@@ -450,6 +478,7 @@ impl Member {
         for table in ["record", "delivery"] {
             self.rows(&format!("DELETE FROM oncegate.outgoing_{table} WHERE {}", within(range))).await?;
         }
+        self.rows(&format!("DELETE FROM oncegate.handover WHERE {}", within(range).replace("id ", "first "))).await?;
         self.settle().await
     }
 }

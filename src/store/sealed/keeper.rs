@@ -184,7 +184,8 @@ impl Keeper {
         let Some(queue) = self.store.deliveries() else { return Ok(true) };
         let (mut after, mut unopened, mut failed) = (None, 0, 0);
         loop {
-            let page = queue.deliveries(DeliveryFilter::default(), after, self.chunk).await?;
+            let own = DeliveryFilter { service: Some(Arc::clone(&self.service)), ..DeliveryFilter::default() };
+            let page = queue.deliveries(own, after, self.chunk).await?;
             let is_old = |delivery: &&Delivery| self.is_old([Some(&delivery.head), delivery.note.as_ref()]);
             let old: Vec<RecordId> = page.deliveries.iter().filter(is_old).map(|delivery| delivery.id).collect();
             let mut fates =

@@ -209,6 +209,12 @@ impl Routes {
         Self { members: (0..count).map(Some).collect(), target: None, ids: Vec::new() }
     }
 
+    /// Whether a database may have records that the list does not name.
+    #[must_use]
+    pub fn is_partial(&self) -> bool {
+        self.members.iter().chain(self.target.iter().flatten()).any(Option::is_none)
+    }
+
     /// The databases of the list that may have records, in no order.
     #[must_use]
     pub fn all(&self) -> Vec<usize> {

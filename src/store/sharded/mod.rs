@@ -36,7 +36,7 @@ use self::placement::place_of;
 use super::removals::Removals;
 use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
-    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, Store,
+    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, Store, adoption,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -157,8 +157,8 @@ impl Sharded {
             Err(error) => Err(error),
         };
         let answer = match (asked, second) {
-            (Ok(found), None) => return Ok(found),
-            (Ok(found), Some(_)) if is_found(&found) => return Ok(found),
+            (Ok(found), _) if is_found(&found) => return Ok(found),
+            (Ok(absent), None) => Ok(absent),
             (Err(error), None) => Err(error),
             (asked, Some(second)) => match store(second) {
                 Ok(store) => match call(store).await {
@@ -176,12 +176,43 @@ impl Sharded {
                 Err(error) => asked.and(Err(error)),
             },
         };
+        let answer = match answer {
+            Ok(_) if !is_claim => self.confirm(id, [Some(first), second], call, is_found).await,
+            answer => answer,
+        };
         if let Err(error) = &answer
             && error.cause().kind == ErrorKind::Moved
         {
             self.is_moved.notify_one();
         }
         answer
+    }
+
+    /// What the owner of an id says, for nobody has anything of it: while it is on its way from one database to another, neither
+    /// has it. To be absent it has to be absent in a database that owns it before and after.
+    async fn confirm<T>(
+        &self,
+        id: RecordId,
+        members: [Option<&Arc<Member>>; 2],
+        call: impl Fn(Arc<dyn Store>) -> BoxFuture<'static, Result<T, Error>>,
+        is_found: impl Fn(&T) -> bool,
+    ) -> Result<T, Error> {
+        for _ in 0..2 {
+            for member in members.into_iter().flatten() {
+                let store = member.store()?;
+                if !store.owns(id).await? {
+                    continue;
+                }
+                let found = call(Arc::clone(store)).await?;
+                if is_found(&found) || store.owns(id).await? {
+                    return Ok(found);
+                }
+            }
+        }
+        Err(Error::determinate(
+            ErrorKind::Moved,
+            "the record is on its way to another database, or in one that [store] url does not name",
+        ))
     }
 
     /// The indexes of the databases that may have records, and the databases.
@@ -194,6 +225,9 @@ impl Sharded {
         &self,
         call: impl Fn(Arc<dyn Store>) -> BoxFuture<'static, Result<T, Error>>,
     ) -> Result<Vec<T>, Error> {
+        if self.routes.load().is_partial() {
+            return Err(Error::determinate(ErrorKind::Moved, "[store] url does not name a database of the store"));
+        }
         let calls = self.all().into_iter().map(|(_, member)| {
             let call = member.store().map(|store| call(Arc::clone(store)));
             async move { call?.await.map_err(|error| named(&member.name, error)) }
@@ -392,7 +426,19 @@ impl Store for Sharded {
             let (origins, rules) = (origins.clone(), rules.clone());
             Box::pin(async move { store.changes(origins, rules).await })
         };
-        Ok(merge::changes(self.of_reached(changes).await?))
+        let asked = self.all().len();
+        let answers = self.of_reached(changes).await?;
+        if answers.len() < asked || self.is_moving() {
+            let services = adoption::services(&origins, &rules);
+            let mut on_file = self.identities().await?;
+            on_file.retain(|found| services.contains(&*found.service));
+            if !adoption::forgotten(&on_file, &rules).is_empty() {
+                let why =
+                    "the rules of keys change while a database is away or records move: what that forgets is not known";
+                return Err(Error::determinate(ErrorKind::Unavailable, why));
+            }
+        }
+        Ok(merge::changes(answers))
     }
 
     async fn adopt(

@@ -131,3 +131,40 @@ async fn a_database_with_records_joins_no_list() {
     assert!(refused.contains("oncegate migrate --from OLD --to NEW"), "{refused}");
     assert_eq!(databases[0].value("SELECT count(*) FROM oncegate.layout"), "0");
 }
+
+/// Two may move records at once, and one of them may have slept: what it knows of a range is old.
+#[tokio::test]
+async fn a_range_that_was_set_aside_is_taken_back_by_nobody() {
+    let Some(databases) = databases().await else { return };
+    let said = |function: &str| databases[1].value(&format!("SELECT oncegate.{function}_v1('\\x57', '\\x58')"));
+    assert_eq!(said("take_back"), "f", "it was not given up");
+    assert_eq!((said("give_up"), said("take_back")), ("t".into(), "t".into()));
+    assert_eq!(databases[1].value("SELECT count(*) FROM oncegate.owned"), "1", "it is one range again");
+    // It has no record that would show that it was set aside.
+    assert_eq!((said("give_up"), said("set_aside"), said("take_back")), ("t".into(), "t".into(), "f".into()));
+    // The other mover is done with it.
+    databases[1].run("DELETE FROM oncegate.handover");
+    assert_eq!(said("take_back"), "f");
+    assert_eq!(databases[1].value("SELECT oncegate.owns_v1('\\x57aa')"), "f");
+}
+
+#[tokio::test]
+async fn what_is_on_its_way_is_not_absent() {
+    let Some(databases) = databases().await else { return };
+    let (store, id) = (spread(&databases).await, RecordId([0x57; 32]));
+    let fresh = contract::fresh(1);
+    let attempt = fresh.attempt;
+    assert!(matches!(store.claim(id, fresh).await, Ok(Claim::Inserted(_))));
+    assert!(store.get(RecordId([0x58; 32])).await.unwrap().is_none(), "its database owns it, and has nothing");
+    store.settle(id, attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
+    for step in ["give_up", "set_aside"] {
+        assert_eq!(databases[1].value(&format!("SELECT oncegate.{step}_v1('\\x57', '\\x58')")), "t");
+    }
+    let is_moved = |error: Error| assert_eq!(error.cause().kind, ErrorKind::Moved, "{error}");
+    is_moved(store.get(id).await.unwrap_err());
+    is_moved(store.remove(id).await.unwrap_err());
+    is_moved(store.settle(id, attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap_err());
+    let queue = crate::store::deliveries::of(&store).unwrap();
+    is_moved(queue.delivery(id).await.unwrap_err());
+    is_moved(queue.discard(id).await.unwrap_err());
+}
