@@ -265,5 +265,6 @@ BEGIN
 END $$;
 
 REVOKE ALL ON oncegate.layout, oncegate.owned, oncegate.handover, oncegate.outgoing_record, oncegate.outgoing_delivery FROM PUBLIC;
-REVOKE ALL ON FUNCTION oncegate.join_v1, oncegate.give_up_v1, oncegate.set_aside_v1, oncegate.take_over_v1,
+REVOKE ALL ON FUNCTION oncegate.fence_lock_v1, oncegate.refuse_foreign_v1, oncegate.fence_v1, oncegate.fence_row_v1, oncegate.place_v1,
+    oncegate.place_entry_v1, oncegate.place_delivery_v1, oncegate.join_v1, oncegate.give_up_v1, oncegate.set_aside_v1, oncegate.take_over_v1,
     oncegate.take_back_v1, oncegate.owns_v1 FROM PUBLIC;

@@ -29,13 +29,19 @@ impl Signal {
 
 /// Asks again until there is an answer.
 #[track_caller]
-pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+pub fn eventually<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
+    within(PATIENCE, what, ask)
+}
+
+/// The same for what takes a busy machine longer.
+#[track_caller]
+pub fn within<T>(patience: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(start.elapsed() < patience, "not within {patience:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

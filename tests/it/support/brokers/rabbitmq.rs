@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::{Broker, Message};
 use crate::support::process::Process;
-use crate::support::wait::eventually;
+use crate::support::wait::{PATIENCE, eventually, within};
 
 const QUEUE: &str = "orders";
 const DEAD: &str = "orders.dead-letter";
@@ -90,7 +90,8 @@ impl Broker for RabbitMq {
         // What the script kills.
         command.process_group(0);
         self.process = Some((Process::start_as_it_is(command, ()), kept));
-        eventually("RabbitMQ takes connections", || self.try_channel());
+        // It reads its queues first.
+        within(3 * PATIENCE, "RabbitMQ takes connections", || self.try_channel());
     }
 
     fn kill9(&mut self) {
