@@ -23,7 +23,7 @@ pub(super) struct MigrateArgs {
     #[arg(long, value_name = "URL")]
     store: Vec<String>,
     /// Move the records from this list of databases, which gates may use meanwhile. Repeat it for each of them, in the order
-    /// of [store] url.
+    /// of store.url.
     #[arg(long, value_name = "URL", requires = "to", conflicts_with_all = ["store", "dry_run"])]
     from: Vec<String>,
     /// Move the records to this list of databases. Repeat it for each of them.
