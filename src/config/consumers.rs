@@ -31,7 +31,7 @@ keys! {
         /// and its durable pull consumer ("tls://" is encrypted; a password without a user is a token).
         /// "kafka://USER@HOST:PORT?topic=NAME&group=NAME" is a topic of Kafka, not encrypted; a user authenticates by SASL
         /// PLAIN. NATS and Kafka take several hosts, with commas between. Kafka needs a
-        /// build with the cargo feature `kafka`, which what is shipped has.
+        /// build with the cargo feature `kafka`, which the shipped builds have.
         source: Option<String> = None => source::kind().optional(), Required("\"amqp://oncegate@rabbitmq.internal/%2F?queue=orders\"");
         /// A file with the password of the broker. The password may stand in the URL instead.
         password_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-rabbitmq-password\"");

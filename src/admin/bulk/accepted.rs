@@ -81,7 +81,8 @@ impl Bulk<'_> {
         if report.failed >= MAX_FAILURES { Err(report.broken_off()) } else { Ok(()) }
     }
 
-    /// What was found and whether it was removed; `None` if it has a record, with which it is found.
+    /// Removes an accepted request, and returns it and whether it was still there. `None` if it has a record: the scan of the
+    /// records counts it.
     async fn remove_one(&self, queue: &dyn Deliveries, found: Listed) -> Result<Option<(Listed, bool)>, Error> {
         let Ok(store) = self.state.opened() else { return Ok(None) };
         if store.get(found.id).await?.is_some_and(|record| record.is_live()) {

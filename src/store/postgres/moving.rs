@@ -379,7 +379,7 @@ impl Moving {
         let transaction = session.client_mut().transaction().await.map_err(sql)?;
         transaction.batch_execute(IS_MOVING).await.map_err(sql)?;
         for table in ["record", "delivery"] {
-            let read = format!("SELECT * FROM oncegate.outgoing_{table} WHERE {}", within(range));
+            let read = format!("SELECT * FROM oncegate.outgoing_{table} WHERE {}", within("id", range));
             source.copy(&read, &transaction, &format!("oncegate.{table}")).await.map_err(sql)?;
         }
         let taken = transaction.query_typed_one("SELECT oncegate.take_over_v1($1, $2)", values).await.map_err(sql)?;
@@ -476,15 +476,15 @@ impl Member {
     /// Removes what was set aside and is in another database now.
     async fn remove_copied(&mut self, range: Range) -> Result<(), OpenError> {
         for table in ["record", "delivery"] {
-            self.rows(&format!("DELETE FROM oncegate.outgoing_{table} WHERE {}", within(range))).await?;
+            self.rows(&format!("DELETE FROM oncegate.outgoing_{table} WHERE {}", within("id", range))).await?;
         }
-        self.rows(&format!("DELETE FROM oncegate.handover WHERE {}", within(range).replace("id ", "first "))).await?;
+        self.rows(&format!("DELETE FROM oncegate.handover WHERE {}", within("first", range))).await?;
         self.settle().await
     }
 }
 
-/// The condition that an id is in a range.
-fn within(range: Range) -> String {
+/// The condition that the id in a column is in a range.
+fn within(column: &str, range: Range) -> String {
     let hex = |bytes: Vec<u8>| {
         bytes.iter().fold(String::new(), |mut hex, byte| {
             let _ = write!(hex, "{byte:02x}");
@@ -492,8 +492,8 @@ fn within(range: Range) -> String {
         })
     };
     let (first, beyond) = range.to_row();
-    let beyond = beyond.map_or_else(String::new, |beyond| format!(" AND id < '\\x{}'", hex(beyond)));
-    format!("id >= '\\x{}'{beyond}", hex(first))
+    let beyond = beyond.map_or_else(String::new, |beyond| format!(" AND {column} < '\\x{}'", hex(beyond)));
+    format!("{column} >= '\\x{}'{beyond}", hex(first))
 }
 
 fn slices(ids: &[DatabaseId]) -> Vec<&[u8]> {
