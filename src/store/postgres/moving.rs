@@ -174,8 +174,7 @@ impl Moving {
             let since = i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX);
             clocks.push((rows.first().map_or(0, |row| row.get::<_, i64>(0)).saturating_sub(since), &member.name));
         }
-        let (first, last) = (clocks.iter().min().copied(), clocks.iter().max().copied());
-        match (first, last) {
+        match (clocks.iter().min(), clocks.iter().max()) {
             (Some((behind, one)), Some((ahead, other))) if ahead - behind > MAX_SKEW => {
                 Err(OpenError::Failed(format!(
                     "the clock of {other} is {} ms ahead of that of {one}: records would expire too early; synchronise the clocks first",
