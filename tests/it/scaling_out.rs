@@ -71,11 +71,11 @@ fn a_server_that_is_killed_costs_its_own_keys() {
 
     servers[1].kill9();
     eventually("it is known to be away", || {
+        // On a busy machine no database may answer within the time that readiness has.
         let ready = gate.admin("GET", "/readyz", None);
-        assert_eq!(ready.status, 200, "{}", ready.show());
         let away = ready.json()["away"].as_array().cloned().unwrap_or_default();
         let expected = format!("{}/postgres", servers[1].address());
-        (away == [Value::from(expected)]).then_some(())
+        (ready.status == 200 && away == [Value::from(expected)]).then_some(())
     });
     assert_eq!(gate.metric("oncegate_store_database_up", &[&servers[1].address().to_string()]), 0.0);
     assert_eq!(gate.metric("oncegate_store_database_up", &[&servers[0].address().to_string()]), 1.0);
