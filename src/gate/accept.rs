@@ -10,9 +10,11 @@ use serde_json::json;
 use tokio::time::{Instant, timeout};
 
 use super::answer::Reply;
+use super::kept::Kept;
 use super::pass::spool_problem;
-use super::protected::{Kept, ProtectedRequest, RETRY_SOON, digest, retired};
+use super::protected::{ProtectedRequest, RETRY_SOON, digest, retired};
 use super::request::Head;
+use super::second_look::elsewhere_first;
 use super::{Gate, RouteState, deliver, request_status};
 use crate::http::body::Body;
 use crate::http::prefer;
@@ -26,7 +28,7 @@ use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::{Record, Timestamp};
 use crate::route::Route;
-use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, Taken};
+use crate::store::deliveries::{self, Acceptance, Change, Delivery, Held, Lane, NewDelivery, Taken};
 use crate::store::{Error, Listed};
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -96,10 +98,21 @@ impl ProtectedRequest {
         }
         let body = self.body.whole().await.map_err(|error| spool_problem(&self.gate, &error))?;
         let new = self.new_delivery(body)?;
-        let store = &*self.gate.shared.store;
+        let (store, token) = (&*self.gate.shared.store, new.token);
         let accepting = async { deliveries::of(store)?.accept(self.id, new).await };
         match accepting.await.map_err(|error| self.not_accepted(&error))? {
             Acceptance::Accepted => {
+                let looking = async {
+                    let is_second = self.second_look().is_elsewhere(store).await?;
+                    if is_second {
+                        let held = Held { id: self.id, token, until: Timestamp(0) };
+                        deliveries::of(store)?.change(held, Change::Finish).await?;
+                    }
+                    Ok(is_second)
+                };
+                if looking.await.map_err(|error| self.not_accepted(&error))? {
+                    return Err(elsewhere_first());
+                }
                 self.state.arrivals.notify_one();
                 Ok(Known::Accepted)
             }
@@ -209,6 +222,9 @@ impl ProtectedRequest {
         let is_made_by =
             |identifier: &Identifier| identifier.id(&route.namespace, &policy.scope, head.caller(), &key) == id;
         let made_by = gate.identifiers.all().position(is_made_by).unwrap_or_default();
+        let Delivery { token, accepted_at, .. } = taken.delivery;
+        let (head_of_record, timeout) = (taken.delivery.head.clone(), policy.deliver.timeout);
+        let kept = Kept { head: head_of_record, timeout, token, accepted_at, taken_at: taken.now };
         let identifier = gate.identifiers.all().nth(made_by).unwrap_or(&gate.identifiers.first).clone();
         Ok(Self {
             gate: Arc::clone(gate),
@@ -221,7 +237,7 @@ impl ProtectedRequest {
             made_by,
             key,
             fingerprint: Fingerprint { recipe, digest },
-            kept: Some(Kept { head: taken.delivery.head.clone(), timeout: policy.deliver.timeout }),
+            kept: Some(kept),
             is_unattended: true,
             proof: record.proof,
             began: Instant::now(),

@@ -13,7 +13,7 @@ use super::attempt::{self, Attempted};
 use super::probe::{ProbeLock, Probed};
 use super::protected::ProtectedRequest;
 use super::quota::Ticket;
-use super::rotation::Elsewhere;
+use super::second_look::SecondLook;
 use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
@@ -36,7 +36,7 @@ enum Done {
     Counted(Result<Ticket, Duration>, Permission),
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
-    /// The claim stands, and so does a record under another id.
+    /// The claim stands, and the request may not run: see [`SecondLook`].
     Elsewhere,
     Looked(Result<Option<Listed>, Error>),
     Locked(Result<Option<ProbeLock>, Error>),
@@ -154,14 +154,10 @@ impl Driver {
             Action::Claim => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
                 let fresh = needed(self.fresh.clone(), FRESH)?;
-                let elsewhere = self.elsewhere();
-                // The record that it found is gone since: nothing new is made under its id, which another secret made.
-                let is_former = self.request.as_ref().is_some_and(|request| request.made_by > 0);
+                let second_look = self.second_look();
                 self.ask_store(async move {
                     match store.claim(id, fresh).await {
-                        Ok(Claim::Inserted(_)) if is_former || elsewhere.may_have_record(&*store).await => {
-                            Done::Elsewhere
-                        }
+                        Ok(Claim::Inserted(at)) if second_look.forbids_claim(&*store, at).await => Done::Elsewhere,
                         claimed => Done::Claimed(claimed),
                     }
                 });
@@ -169,10 +165,10 @@ impl Driver {
             Action::Supersede(seen) => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
                 let fresh = needed(self.fresh.clone(), FRESH)?;
-                let elsewhere = self.elsewhere();
+                let second_look = self.second_look();
                 self.ask_store(async move {
                     match store.supersede(id, seen, fresh).await {
-                        Ok(true) if elsewhere.may_have_record(&*store).await => Done::Elsewhere,
+                        Ok(true) if second_look.forbids_supersede(&*store).await => Done::Elsewhere,
                         superseded => Done::Superseded(superseded),
                     }
                 });
@@ -419,9 +415,9 @@ impl Driver {
         }
     }
 
-    /// Where else the record could stand that it claims. One whose client was answered runs nothing.
-    fn elsewhere(&self) -> Elsewhere {
-        self.request.as_ref().map_or_else(Elsewhere::nowhere, |request| request.elsewhere())
+    /// What to look at once its claim stands. A request whose client was answered runs nothing.
+    fn second_look(&self) -> SecondLook {
+        self.request.as_ref().map_or_else(SecondLook::nothing, |request| request.second_look())
     }
 
     /// The same of what is asked of the store.

@@ -227,10 +227,14 @@ impl Gate {
         let going = self.shared.requests.subscribe();
         let (id, held) = (taken.delivery.id, taken.held());
         let tried = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
-            Ok(request) => {
-                let age = taken.now.since(taken.delivery.queued_at);
-                self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age }).await
-            }
+            Ok(request) => match request.is_delivered_elsewhere().await {
+                Ok(true) => Tried { verdict: Ok(Verdict::Done), is_reached: None },
+                Ok(false) => {
+                    let age = taken.now.since(taken.delivery.queued_at);
+                    self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age }).await
+                }
+                Err(error) => Tried { verdict: Err(error), is_reached: None },
+            },
             Err(pause) => Tried { verdict: Ok(Verdict::Wait(pause)), is_reached: None },
         };
         if let Some(is_reached) = tried.is_reached {

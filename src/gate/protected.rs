@@ -11,6 +11,7 @@ use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::Instant;
 
 use super::answer::Reply;
+use super::kept::Kept;
 use super::pass::{self, ForwardOptions, spool_problem};
 use super::request::{self, Head};
 use super::{Gate, RouteState};
@@ -30,7 +31,7 @@ use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Delivery, InFlight, Policy, StoreFailure};
 use crate::idempotency::protocol::Limits;
-use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
 use crate::idempotency::recovery::{Recovery, Resend};
 use crate::route::{Route, Router};
 use crate::store::Fresh;
@@ -67,14 +68,6 @@ pub(super) struct ProtectedRequest {
     pub(super) going: Arc<watch::Receiver<()>>,
     /// It is one of the requests in flight, also after its client has left.
     pub(super) _permit: Arc<Permit>,
-}
-
-/// What is kept of an accepted request besides what it sends.
-pub(super) struct Kept {
-    /// The head of its record.
-    pub(super) head: Bytes,
-    /// How long its attempt may take, where its upstream gives it longer.
-    pub(super) timeout: Duration,
 }
 
 impl ProtectedRequest {
@@ -233,6 +226,9 @@ impl ProtectedRequest {
             }
             Err(codec::Unreadable) => false,
         };
+        // What became of an accepted request does not expire before its delivery knows.
+        let stands = record.state != State::InFlight && self.kept.as_ref().is_some_and(|kept| kept.is_told_by(record));
+        let now = if stands { now.min(Timestamp(record.until.0.saturating_sub(1))) } else { now };
         Ok(decide(now, self.policy(), record, head.as_ref().ok(), self.proof.as_ref(), is_same))
     }
 
@@ -357,12 +353,6 @@ impl ProtectedRequest {
     /// The reply where the next request with this key runs.
     pub(super) fn nothing_left(&self) -> Reply {
         let detail = "the earlier request with this key has ended and left no answer; send this one again";
-        self.problem(Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON))
-    }
-
-    /// The reply where a request with the same key may have come first, under an id that was made with another secret.
-    pub(super) fn elsewhere_first(&self) -> Reply {
-        let detail = "another request with this key may have come first; nothing was sent; send this one again";
         self.problem(Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON))
     }
 

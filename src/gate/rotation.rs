@@ -1,14 +1,14 @@
-//! Finds records that were made with another id secret, while one secret takes the place of another.
+//! Finds what was made with another id secret, while one secret takes the place of another.
 //!
 //! With several secrets a key has several ids. A request looks under the other ids first, and takes the one under which a
-//! record stands. That alone would not be safe: two requests may look before either has claimed, and then claim under different
-//! ids. So whoever has claimed looks under the other ids once more, and runs only if nothing stands there. Of two claims, the
-//! later one's second look comes after the earlier one, and finds it.
+//! record or a delivery stands. That alone would not be safe: two requests may look before either has claimed, and then claim
+//! under different ids. So whoever has claimed looks under the other ids once more (see [`second_look`](super::second_look)),
+//! and runs only if nothing stands there. Of two claims, the later one's second look comes after the earlier one, and finds it.
+//! The same holds for requests that are accepted.
 //!
 //! A gate that dies between its claim and its second look leaves a record under which nothing was sent. Where records stand
-//! under several ids for that, a completed one counts before all others.
-
-use std::sync::Arc;
+//! under several ids for that reason, a completed one counts before all others. Of several deliveries, the one with the lowest
+//! id is delivered.
 
 use tokio::time::timeout;
 
@@ -17,80 +17,101 @@ use crate::idempotency::credential::Proof;
 use crate::idempotency::record::{RecordId, State};
 use crate::store::{Error, Listed, Store};
 
-/// The ids under which the record of a request may stand besides its own. Most gates have one secret: then there are none.
-pub(super) struct Elsewhere(Vec<RecordId>);
+/// What stands under an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// A record in this state, and perhaps a delivery.
+    Record(State),
+    /// A delivery alone.
+    Delivery,
+}
+
+impl Standing {
+    /// What stands under `id`; `accepts` says whether deliveries may.
+    pub(super) async fn of(store: &dyn Store, id: RecordId, accepts: bool) -> Result<Option<Self>, Error> {
+        // The delivery first: its record is there before it is gone.
+        let is_queued = match store.deliveries().filter(|_| accepts) {
+            Some(queue) => queue.delivery(id).await?.is_some(),
+            None => false,
+        };
+        let listed = store.get(id).await?.filter(Listed::is_live);
+        Ok(match listed {
+            Some(listed) => Some(Self::Record(listed.record.state)),
+            None => is_queued.then_some(Self::Delivery),
+        })
+    }
+}
 
 impl ProtectedRequest {
-    /// Takes the id under which its record stands, if it is another than that of new records. Where the store does not say,
-    /// the claim's second look does.
+    /// Takes the id under which its record or delivery stands, if it is another than that of new ones. Where the store does not
+    /// say, the second look does.
     pub(super) async fn find_record(&mut self) {
-        let gate = Arc::clone(&self.gate);
-        if gate.identifiers.others.is_empty() {
+        if self.gate.identifiers.others.is_empty() {
             return;
         }
-        let (namespace, scope) = (&self.route.namespace, &self.route.policy.scope);
-        let identities: Vec<_> = (gate.identifiers.all())
-            .map(|identifier| identifier.identify(namespace, scope, self.head.caller(), &self.key))
-            .collect();
-        let store = &*gate.shared.store;
+        let identities = self.identities();
+        let store = &*self.gate.shared.store;
         let in_memory = identities.iter().position(|(id, _)| store.recall(*id).is_some());
         let place = match in_memory {
             Some(place) => Some(place),
             // One time for all: while the store is away, the claim says so.
-            None => timeout(gate.settings.settle_timeout, find(store, &identities)).await.ok().and_then(Result::ok),
+            None => {
+                let finding = find(store, &identities, self.policy().accepts());
+                let found = timeout(self.gate.settings.settle_timeout, finding).await;
+                found.ok().and_then(Result::ok).flatten().map(|(place, _)| place)
+            }
         };
         if let Some(place) = place.filter(|place| *place != self.made_by) {
             (self.id, self.proof) = identities[place];
-            (self.identifier, self.made_by) = (gate.identifiers.others[place - 1].clone(), place);
+            (self.identifier, self.made_by) = (self.gate.identifiers.others[place - 1].clone(), place);
         }
     }
 
-    /// Where else its record could stand.
-    pub(super) fn elsewhere(&self) -> Elsewhere {
-        let identifiers = &self.gate.identifiers;
-        if identifiers.others.is_empty() {
-            return Elsewhere::nowhere();
+    /// Whether a delivery has nothing left to do: its key has its end under another id, or another delivery comes first.
+    pub(super) async fn is_delivered_elsewhere(&self) -> Result<bool, Error> {
+        if self.gate.identifiers.others.is_empty() {
+            return Ok(false);
         }
-        let (namespace, scope) = (&self.route.namespace, &self.policy().scope);
-        let ids = identifiers.all().map(|other| other.id(namespace, scope, self.head.caller(), &self.key));
-        Elsewhere(ids.filter(|id| *id != self.id).collect())
+        let found = find(&*self.gate.shared.store, &self.identities(), true).await?;
+        // What is in flight may yet be released.
+        Ok(found
+            .is_some_and(|(place, standing)| place != self.made_by && standing != Standing::Record(State::InFlight)))
+    }
+
+    /// The ids of its key, each with the proof of its caller.
+    fn identities(&self) -> Vec<(RecordId, Option<Proof>)> {
+        let (namespace, scope, caller) = (&self.route.namespace, &self.policy().scope, self.head.caller());
+        let identifiers = self.gate.identifiers.all();
+        identifiers.map(|identifier| identifier.identify(namespace, scope, caller, &self.key)).collect()
+    }
+
+    /// The ids under which its record may stand besides its own. Most gates have one secret: then there are none.
+    pub(super) fn other_ids(&self) -> Vec<RecordId> {
+        if self.gate.identifiers.others.is_empty() {
+            return Vec::new();
+        }
+        self.identities().into_iter().map(|(id, _)| id).filter(|id| *id != self.id).collect()
     }
 }
 
-impl Elsewhere {
-    pub(super) fn nowhere() -> Self {
-        Self(Vec::new())
-    }
-
-    /// Whether a record stands there, asked once a claim stands. One of which the store does not say may stand.
-    pub(super) async fn may_have_record(&self, store: &dyn Store) -> bool {
-        for id in &self.0 {
-            match store.get(*id).await {
-                Ok(found) if !found.as_ref().is_some_and(Listed::is_live) => {}
-                Ok(_) => return true,
-                Err(error) => {
-                    tracing::debug!(%error, record = %id, "the store does not say whether the key is claimed elsewhere");
-                    return true;
-                }
-            }
+/// What counts of what stands under these ids, and the place of its id.
+async fn find(
+    store: &dyn Store,
+    identities: &[(RecordId, Option<Proof>)],
+    accepts: bool,
+) -> Result<Option<(usize, Standing)>, Error> {
+    let mut found = Vec::new();
+    // The first last: most often nothing stands under the others.
+    for place in (1..identities.len()).chain([0]) {
+        if place == 0 && found.is_empty() {
+            return Ok(None);
         }
-        false
+        found.extend(Standing::of(store, identities[place].0, accepts).await?.map(|standing| (place, standing)));
     }
-}
-
-/// The place of the id under which the record stands; the first where none does.
-async fn find(store: &dyn Store, identities: &[(RecordId, Option<Proof>)]) -> Result<usize, Error> {
-    let mut found: Vec<(usize, Listed)> = Vec::new();
-    for (place, (id, _)) in identities.iter().enumerate().skip(1) {
-        found.extend(store.get(*id).await?.filter(Listed::is_live).map(|listed| (place, listed)));
-    }
-    if found.is_empty() {
-        return Ok(0);
-    }
-    found.extend(store.get(identities[0].0).await?.filter(Listed::is_live).map(|listed| (0, listed)));
     // All gates take the same one, in whatever order they have the secrets.
-    found.sort_by_key(|(_, listed)| (listed.record.state != State::Completed, listed.id));
-    Ok(found.first().map_or(0, |(place, _)| *place))
+    Ok(found
+        .into_iter()
+        .min_by_key(|(place, standing)| (*standing != Standing::Record(State::Completed), identities[*place].0)))
 }
 
 #[cfg(test)]
@@ -115,7 +136,7 @@ mod tests {
         let swapped = [ids[1], ids[0]];
         for completed in [None, Some(0), Some(1)] {
             let store = Memory::default();
-            assert_eq!(find(&store, &ids).await.unwrap(), 0, "there is none");
+            assert_eq!(find(&store, &ids, true).await.unwrap(), None);
             for (place, (id, _)) in ids.iter().enumerate() {
                 let fresh = fresh(place as u8);
                 store.claim(*id, fresh.clone()).await.unwrap();
@@ -125,10 +146,10 @@ mod tests {
                 }
             }
             let expected = ids[completed.unwrap_or(0)].0;
-            assert_eq!(ids[find(&store, &ids).await.unwrap()].0, expected);
-            assert_eq!(swapped[find(&store, &swapped).await.unwrap()].0, expected);
-            let elsewhere = Elsewhere(vec![ids[1].0]);
-            assert!(elsewhere.may_have_record(&store).await);
+            for ids in [ids, swapped] {
+                let (place, _) = find(&store, &ids, true).await.unwrap().unwrap();
+                assert_eq!(ids[place].0, expected);
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::Gate;
 use super::answer::{Client, Reply};
 use super::driver::drive;
+use super::kept::Kept;
 use super::protected::ProtectedRequest;
 use crate::idempotency::delivery::{Deliver, Fate};
 use crate::idempotency::policy::Policy;
@@ -69,21 +70,27 @@ impl Gate {
     /// Runs a request under the claim of its key, as if a client waited for it.
     pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Tried {
         let (id, began) = (request.id, Instant::now());
-        let route = Arc::clone(&request.route);
+        let (route, kept) = (Arc::clone(&request.route), request.kept.clone());
         let (client, reply) = oneshot::channel();
         tokio::spawn(Box::pin(drive(request, Client(client))));
         match reply.await {
             Ok(reply) => {
                 let is_reached = Some(reply.outcome != Outcome::Problem(Code::UpstreamUnreachable));
                 let tries = Tries { age: tries.age.saturating_add(began.elapsed()), ..tries };
-                Tried { verdict: self.verdict(id, reply, tries, &route.policy).await, is_reached }
+                Tried { verdict: self.verdict((id, kept), reply, tries, &route.policy).await, is_reached }
             }
             // A bug: how far it came, its record says.
             Err(_) => Tried { verdict: Ok(Verdict::Wait(RUNNING)), is_reached: None },
         }
     }
 
-    async fn verdict(&self, id: RecordId, reply: Reply, tries: Tries, policy: &Policy) -> Result<Verdict, Error> {
+    async fn verdict(
+        &self,
+        (id, kept): (RecordId, Option<Kept>),
+        reply: Reply,
+        tries: Tries,
+        policy: &Policy,
+    ) -> Result<Verdict, Error> {
         let asked = retry_after(reply.response.headers());
         let word = reply.outcome.as_str();
         let again = |note| Ok(again(&policy.deliver, tries, asked, note));
@@ -100,7 +107,8 @@ impl Gate {
             _ => {}
         }
         // What the record says counts: an attempt that failed may have been released or held.
-        let found = self.shared.store.get(id).await?.filter(Listed::is_live);
+        let stands = |listed: &Listed| listed.is_live() || kept.is_some_and(|kept| kept.is_told_by(&listed.record));
+        let found = self.shared.store.get(id).await?.filter(stands);
         let Some(Listed { record, .. }) = found else { return again(word.to_owned()) };
         match (record.state, &policy.recovery) {
             (State::Completed, _) => Ok(Verdict::Done),

@@ -86,7 +86,8 @@ pub trait Store: Send + Sync + 'static {
     /// expire after their unknown ttl. Returns their ids.
     async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error>;
 
-    /// Removes up to `limit` completed and unknown records that have expired. Returns how many.
+    /// Removes up to `limit` completed and unknown records that have expired, but none of an id that has a delivery: what
+    /// became of an accepted request stays until its delivery is gone. Returns how many.
     async fn sweep(&self, limit: usize) -> Result<usize, Error>;
 
     /// Returns when the attempt of an id may have ended, in any process; never returns if the store has no

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::identity::checked;
 use crate::support::store::kind;
-use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
+use crate::support::{Gate, Plan, Reply, Request, Response, Upstream, eventually};
 
 /// The same plan, with these secrets: the first makes new ids.
 fn with(plan: &Plan, secrets: &[&str]) -> Plan {
@@ -108,4 +108,64 @@ fn gates_with_different_first_secrets_run_a_key_once() {
         assert_eq!(answers[0], answers[1], "{key}");
         assert_eq!(upstream.runs_of(&key), 1, "{key}");
     }
+}
+
+/// What was accepted under an id of the former secret is delivered, and its retries find it.
+#[test]
+fn what_was_accepted_with_the_former_secret_is_delivered_once() {
+    if kind() == "redis" {
+        return;
+    }
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let plan = Gate::before(&upstream).defaults("mode = \"accept\"\n");
+    let gate = with(&plan, &["a"]).start();
+    let route = gate.admin("GET", "/api/v1/routes", None).json()["routes"][0]["name"].clone();
+    let pause = serde_json::json!({ "route": route, "reason": "look" });
+    assert_eq!(gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause)).status, 204);
+    let location = |answer: &Response| {
+        answer.expect(202, "accepted");
+        answer.get("location").expect("a location")
+    };
+    let accepted = location(&send(&gate, "k-1", "{}"));
+    gate.stop();
+
+    let gate = swapped(&plan, "a", "b");
+    assert_eq!(location(&send(&gate, "k-1", "{}")), accepted);
+    send(&gate, "k-1", "{\"other\":1}").expect_problem(422, "key-reused");
+    assert_ne!(location(&send(&gate, "k-2", "{}")), accepted);
+    assert_eq!(gate.admin("POST", "/api/v1/deliveries/resume", Some(&pause)).status, 204);
+    for key in ["k-1", "k-2"] {
+        let replay =
+            eventually("it is delivered", || Some(send(&gate, key, "{}")).filter(|answer| answer.status == 200));
+        replay.expect(200, "replayed");
+        assert_eq!(upstream.runs_of(key), 1);
+    }
+}
+
+/// While gates make new ids with different secrets, a key that the one has accepted is not delivered by the other as well.
+#[test]
+fn gates_with_different_first_secrets_deliver_a_key_once() {
+    if matches!(kind().as_str(), "sqlite" | "redis") {
+        return;
+    }
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let plan = Gate::before(&upstream).defaults("mode = \"accept\"\n");
+    let gates = [with(&plan, &["a", "b"]).start(), with(&plan, &["b", "a"]).start()];
+    for round in 0..50 {
+        let key = format!("k-{round}");
+        let said: Vec<Response> = std::thread::scope(|scope| {
+            let tries = gates.iter().cycle().take(6).map(|gate| scope.spawn(|| send(gate, &key, "{}")));
+            tries.collect::<Vec<_>>().into_iter().map(|tried| tried.join().expect("an answer")).collect()
+        });
+        let answers = gates.each_ref().map(|gate| {
+            let answer =
+                eventually("it is delivered", || Some(send(gate, &key, "{}")).filter(|answer| answer.status == 200));
+            answer.text()
+        });
+        assert_eq!(answers[0], answers[1], "{key}: {said:?}");
+        assert_eq!(upstream.runs_of(&key), 1, "{key}: {said:?}");
+    }
+    let queued = || gates[0].admin("GET", "/api/v1/deliveries", None).json()["deliveries"].as_array().map(Vec::len);
+    eventually("no delivery is left", || (queued() == Some(0)).then_some(()));
+    assert_eq!(upstream.runs(), 50);
 }

@@ -6,6 +6,7 @@ use super::super::answer::Client;
 use super::super::attempt;
 use super::super::protected::ProtectedRequest;
 use super::super::reauthorize;
+use super::super::second_look::elsewhere_first;
 use super::{CLIENT, Driver, Missing, PROBED, REQUEST, needed};
 use crate::idempotency::protocol::Reply;
 use crate::store::ErrorKind;
@@ -33,7 +34,7 @@ impl Driver {
                 request.recovered(answer, self.settled.as_ref())
             }
             Reply::NothingLeft => request.nothing_left(),
-            Reply::Elsewhere => request.elsewhere_first(),
+            Reply::Elsewhere => request.problem(elsewhere_first()),
             Reply::Retired => request.retired(),
             Reply::LookFailed => request.store_away(),
             Reply::Failed | Reply::Barred => request.problem(needed(self.problem.take(), "a problem")?),

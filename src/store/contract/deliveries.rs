@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{Harness, LONG, attempt, claim, complete, fresh, hold, id, origin, settle, short_passes};
+use super::{Harness, LONG, attempt, claim, complete, current, fresh, hold, id, origin, settle, short_passes};
 use crate::idempotency::record::{RecordId, State};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, DeliveryFilter, DeliveryState, Lane, NewDelivery, Take,
 };
-use crate::store::{Origin, OriginId};
+use crate::store::{End, Expiry, Fresh, Origin, OriginId};
 
 fn new(number: u8, lane: i64) -> NewDelivery {
     NewDelivery {
@@ -119,11 +119,13 @@ pub(super) async fn a_record_comes_first(harness: Harness) {
 
 pub(super) async fn what_is_taken_is_held(harness: Harness) {
     let Some(queue) = harness.store.deliveries() else { return };
+    accept(queue, 2, 0).await;
+    assert_eq!(ids(&take(queue, all()).await), [id(2)]);
+    assert!(take(queue, all()).await.taken.is_empty());
     accept(queue, 1, 0).await;
     let short = Take { hold: super::SHORT, ..all() };
     let first = take(queue, short).await.taken.remove(0);
     assert_eq!((&first.request[..], &first.body[..]), (&[1; 4][..], &[1; 5][..]));
-    assert!(take(queue, all()).await.taken.is_empty());
     short_passes(&harness).await;
     let second = take(queue, all()).await.taken.remove(0);
     // The first holder comes too late, but to say that it is over.
@@ -239,6 +241,36 @@ pub(super) async fn what_is_dead_waits_for_an_operator(harness: Harness) {
     assert_eq!((again.delivery.id, again.delivery.attempts, &again.delivery.note), (id(1), 0, &None));
     assert!(queue.discard(id(2)).await.expect("the store works"));
     assert!(!queue.discard(id(2)).await.expect("the store works"));
+}
+
+/// A gate that died after the attempt and before it removed the delivery leaves both. Whoever takes the delivery, however late,
+/// must find that the request has run.
+pub(super) async fn a_record_stays_while_its_delivery_stands(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    for number in 1..=4 {
+        if number <= 3 {
+            accept(queue, number, 0).await;
+        }
+        claim(&harness, id(number), Fresh { unknown_ttl: super::SHORT, ..fresh(number) }).await;
+        let end = match number {
+            3 => hold(),
+            _ => End::Complete { answer: super::answer("done"), expiry: Expiry::FromNow(super::SHORT) },
+        };
+        settle(&harness, id(number), attempt(number), end).await;
+    }
+    short_passes(&harness).await;
+    assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 1, "only what has no delivery");
+    let taken = take(queue, all()).await.taken;
+    assert_eq!(taken.len(), 3);
+    for (number, state) in [(1, State::Completed), (2, State::Completed), (3, State::Unknown)] {
+        assert_eq!(current(&harness, id(number)).await.state, state);
+    }
+    for taken in &taken[..2] {
+        assert!(queue.change(taken.held(), Change::Finish).await.expect("the store works"));
+    }
+    assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 2);
+    assert!(queue.discard(taken[2].delivery.id).await.expect("the store works"));
+    assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 1);
 }
 
 pub(super) async fn deliveries_are_listed_and_counted(harness: Harness) {

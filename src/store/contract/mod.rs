@@ -172,6 +172,7 @@ where
         deliveries::a_route_is_paused
         deliveries::what_is_dead_waits_for_an_operator
         deliveries::deliveries_are_listed_and_counted
+        deliveries::a_record_stays_while_its_delivery_stands
         adoption::the_first_rules_are_taken
         adoption::other_rules_are_refused_while_records_live
         adoption::other_rules_are_taken_where_nothing_lives

@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 11] = [
+const MIGRATIONS: [Migration; 12] = [
     Migration {
         version: 1,
         name: "records",
@@ -87,6 +87,12 @@ const MIGRATIONS: [Migration; 11] = [
         version: 11,
         name: "layout",
         sql: include_str!("../../../migrations/postgres/0011_layout.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 12,
+        name: "standing_deliveries",
+        sql: include_str!("../../../migrations/postgres/0012_standing_deliveries.sql"),
         compatible_with: 1,
     },
 ];

@@ -79,7 +79,8 @@ pub(super) mod sql {
          WHERE state = 0 AND until <= ?1 ORDER BY until LIMIT ?2)";
     pub(in crate::store::sqlite) const SWEEP: &str =
         "DELETE FROM record WHERE seq IN (SELECT seq FROM record INDEXED BY record_expiry
-         WHERE state <> 0 AND until <= ?1 ORDER BY until LIMIT ?2) RETURNING state";
+         WHERE state <> 0 AND until <= ?1 AND NOT EXISTS (SELECT 1 FROM delivery d WHERE d.id = record.id)
+         ORDER BY until LIMIT ?2) RETURNING state";
 }
 
 impl Request for ClaimRequest {

@@ -239,7 +239,7 @@ fn no_statement_scans_the_table() {
             "USING INTEGER PRIMARY KEY",
         ),
         (vec![expire], "USING COVERING INDEX record_lease (until<?)"),
-        (vec![sql::SWEEP.to_owned()], "USING COVERING INDEX record_expiry (until<?)"),
+        (vec![sql::SWEEP.to_owned()], "USING INDEX record_expiry (until<?)"),
         (walks[..2].to_vec(), "INDEX record_id (id>? AND id<?)"),
         (walks[2..].to_vec(), "INDEX record_unknown (id>? AND id<?)"),
         (vec![listing::sql::LAST_ROW.to_owned()], "USING INTEGER PRIMARY KEY (rowid<?)"),

@@ -1,0 +1,115 @@
+//! What is looked at once a claim stands, before the request runs.
+
+use std::time::Duration;
+
+use super::kept::Kept;
+use super::protected::{ProtectedRequest, RETRY_SOON};
+use super::rotation::Standing;
+use crate::http::problem::Problem;
+use crate::idempotency::record::{Attempt, RecordId, Timestamp};
+use crate::store::{Error, Store, deliveries};
+use crate::telemetry::outcome::Code;
+
+/// How long a delivery that was taken needs no second look. Nobody else takes it in that time: see
+/// [`deliver`](super::deliver).
+const FRESH: Duration = Duration::from_secs(1);
+
+/// What could forbid a request to run whose claim stands.
+pub(super) struct SecondLook {
+    /// Its id is of a former secret: nothing new is made under it.
+    is_former: bool,
+    /// Under which other ids the record of its key may stand.
+    others: Vec<RecordId>,
+    /// Deliveries may stand there as well.
+    accepts: bool,
+    delivery: Option<TakenDelivery>,
+}
+
+/// The delivery that a claim is for.
+#[derive(Clone, Copy)]
+struct TakenDelivery {
+    id: RecordId,
+    token: Attempt,
+    /// When it was taken.
+    at: Timestamp,
+}
+
+impl ProtectedRequest {
+    /// What to look at once its claim stands.
+    pub(super) fn second_look(&self) -> SecondLook {
+        let taken = |kept: &Kept| TakenDelivery { id: self.id, token: kept.token, at: kept.taken_at };
+        SecondLook {
+            is_former: self.made_by > 0 && self.kept.is_none(),
+            others: self.other_ids(),
+            accepts: self.policy().accepts(),
+            delivery: self.kept.as_ref().map(taken),
+        }
+    }
+}
+
+impl SecondLook {
+    /// Finds nothing to look at.
+    pub(super) fn nothing() -> Self {
+        Self { is_former: false, others: Vec::new(), accepts: false, delivery: None }
+    }
+
+    /// Whether a request whose claim was made at `claimed_at` may not run. Where the store does not say, it may not.
+    pub(super) async fn forbids_claim(&self, store: &dyn Store, claimed_at: Timestamp) -> bool {
+        let is_fresh = |taken: &TakenDelivery| claimed_at >= taken.at && claimed_at.since(taken.at) < FRESH;
+        let delivery = self.delivery.filter(|taken| !is_fresh(taken));
+        self.is_former || self.forbids(store, delivery).await
+    }
+
+    /// The same for a claim that took the place of a record.
+    pub(super) async fn forbids_supersede(&self, store: &dyn Store) -> bool {
+        self.forbids(store, self.delivery).await
+    }
+
+    async fn forbids(&self, store: &dyn Store, delivery: Option<TakenDelivery>) -> bool {
+        let look = async {
+            Ok::<_, Error>(
+                self.is_elsewhere(store).await?
+                    || match delivery {
+                        Some(taken) => taken.is_gone(store).await?,
+                        None => false,
+                    },
+            )
+        };
+        look.await.unwrap_or_else(|error| {
+            tracing::debug!(%error, "the store does not say whether a claim may run");
+            true
+        })
+    }
+
+    /// Whether something stands under another id of its key that comes before it.
+    pub(super) async fn is_elsewhere(&self, store: &dyn Store) -> Result<bool, Error> {
+        for id in &self.others {
+            let comes_first = match Standing::of(store, *id, self.accepts).await? {
+                Some(Standing::Record(_)) => true,
+                // Of two deliveries, one must go on.
+                Some(Standing::Delivery) => self.delivery.is_none_or(|own| *id < own.id),
+                None => false,
+            };
+            if comes_first {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl TakenDelivery {
+    /// Whether it ended since it was taken: another gate may have delivered it when its hold was over, and its record may have
+    /// expired since; or an operator discarded it.
+    async fn is_gone(&self, store: &dyn Store) -> Result<bool, Error> {
+        let found = deliveries::of(store)?.delivery(self.id).await?;
+        Ok(found.is_none_or(|delivery| delivery.token != self.token))
+    }
+}
+
+/// A request with the same key may have come first, under an id that was made with another secret; or another gate has
+/// delivered this one.
+pub(super) fn elsewhere_first() -> Problem {
+    let detail = "another request with this key may have come first; nothing was sent; send this one again";
+    Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON)
+}
