@@ -119,17 +119,11 @@ impl Gate {
 fn again(deliver: &Deliver, tries: Tries, asked: Option<Duration>, note: String) -> Verdict {
     let attempts = tries.attempts.saturating_add(1);
     let given_up = |note| Verdict::GiveUp { is_attempt: true, note };
-    match deliver.fate(attempts, tries.age, asked, random()) {
+    match deliver.fate(attempts, tries.age, asked, fastrand::u64(..)) {
         Fate::Again(pause) => Verdict::Again { pause, note },
         Fate::Exhausted => given_up(format!("{note}, after {attempts} attempts")),
         Fate::TooOld => given_up(format!("{note}, and it was accepted too long ago")),
     }
-}
-
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Without randomness, the longest pause.
-    getrandom::fill(&mut bytes).map_or(u64::MAX, |()| u64::from_ne_bytes(bytes))
 }
 
 /// How long an upstream wants to be left alone (RFC 9110, 10.2.3): seconds, or a date.
