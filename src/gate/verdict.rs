@@ -14,7 +14,7 @@ use super::driver::drive;
 use super::protected::ProtectedRequest;
 use crate::idempotency::delivery::{Deliver, Fate};
 use crate::idempotency::policy::Policy;
-use crate::idempotency::record::{RecordId, State};
+use crate::idempotency::record::{Record, RecordId, State, Timestamp};
 use crate::idempotency::recovery::Recovery;
 use crate::store::{Error, Listed};
 use crate::telemetry::outcome::{Code, Outcome};
@@ -101,8 +101,8 @@ impl Gate {
         }
         // What the record says counts: an attempt that failed may have been released or held.
         let found = self.shared.store.get(id).await?.filter(Listed::is_live);
-        let Some(Listed { record, .. }) = found else { return again(word.to_owned()) };
-        match (record.state, &policy.recovery) {
+        let Some(Listed { record, now, .. }) = found else { return again(word.to_owned()) };
+        match (state_at(&record, now), &policy.recovery) {
             (State::Completed, _) => Ok(Verdict::Done),
             (State::InFlight, _) => Ok(Verdict::Wait(RUNNING)),
             (State::Unknown, Recovery::Retry | Recovery::Probe(_)) => again(word.to_owned()),
@@ -113,6 +113,11 @@ impl Gate {
             }
         }
     }
+}
+
+/// The state of a record by its times: nothing else need have found out that a lease is past.
+fn state_at(record: &Record, now: Timestamp) -> State {
+    if record.state == State::InFlight && record.until <= now { State::Unknown } else { record.state }
 }
 
 /// It is tried again, or given up.
@@ -138,7 +143,25 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
+    use crate::idempotency::record::Attempt;
+
+    #[test]
+    fn an_attempt_past_its_lease_is_unknown() {
+        let of = |state| Record {
+            attempt: Attempt([1; 16]),
+            state,
+            claimed_at: Timestamp(0),
+            until: Timestamp(10),
+            head: Bytes::new(),
+            answer: None,
+        };
+        assert_eq!(state_at(&of(State::InFlight), Timestamp(9)), State::InFlight);
+        assert_eq!(state_at(&of(State::InFlight), Timestamp(10)), State::Unknown);
+        assert_eq!(state_at(&of(State::Completed), Timestamp(10)), State::Completed);
+    }
 
     #[test]
     fn a_retry_after_is_seconds_or_a_date() {
