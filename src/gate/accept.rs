@@ -1,5 +1,6 @@
 //! Accepts requests that are delivered later: each is durable before its client gets 202.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::http::problem::{Problem, whole_seconds};
 use crate::http::request_body::Buffered;
 use crate::idempotency::codec::{self, AcceptedRequest};
 use crate::idempotency::decide::{Decision, difference};
-use crate::idempotency::delivery::Async;
+use crate::idempotency::delivery::{Async, met_by_delivery};
 use crate::idempotency::fingerprint::Fingerprint;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
@@ -185,6 +186,14 @@ impl ProtectedRequest {
 
 /// What is accepted is restored for its delivery, as a client would send it again.
 impl ProtectedRequest {
+    /// A record as this request meets it.
+    pub(super) fn met<'a>(&self, record: &'a Record, now: Timestamp) -> Cow<'a, Record> {
+        match &self.kept {
+            Some(kept) => Cow::Owned(met_by_delivery(record, kept.accepted_at, now)),
+            None => Cow::Borrowed(record),
+        }
+    }
+
     /// The request of a delivery; else how long to wait until it may be had.
     pub(super) async fn of_delivery(
         gate: &Arc<Gate>,
@@ -221,7 +230,11 @@ impl ProtectedRequest {
             made_by,
             key,
             fingerprint: Fingerprint { recipe, digest },
-            kept: Some(Kept { head: taken.delivery.head.clone(), timeout: policy.deliver.timeout }),
+            kept: Some(Kept {
+                head: taken.delivery.head.clone(),
+                timeout: policy.deliver.timeout,
+                accepted_at: taken.delivery.accepted_at,
+            }),
             is_unattended: true,
             proof: record.proof,
             began: Instant::now(),

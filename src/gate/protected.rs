@@ -75,6 +75,7 @@ pub(super) struct Kept {
     pub(super) head: Bytes,
     /// How long its attempt may take, where its upstream gives it longer.
     pub(super) timeout: Duration,
+    pub(super) accepted_at: Timestamp,
 }
 
 impl ProtectedRequest {
@@ -233,7 +234,7 @@ impl ProtectedRequest {
             }
             Err(codec::Unreadable) => false,
         };
-        Ok(decide(now, self.policy(), record, head.as_ref().ok(), self.proof.as_ref(), is_same))
+        Ok(decide(now, self.policy(), &self.met(record, now), head.as_ref().ok(), self.proof.as_ref(), is_same))
     }
 
     /// What this request gets where it differs from another with its key; nothing where it is a retry of it.

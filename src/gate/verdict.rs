@@ -100,7 +100,8 @@ impl Gate {
             _ => {}
         }
         // What the record says counts: an attempt that failed may have been released or held.
-        let found = self.shared.store.get(id).await?.filter(Listed::is_live);
+        // A record that has expired since is that of its attempt still: an earlier one has given way.
+        let found = self.shared.store.get(id).await?;
         let Some(Listed { record, now, .. }) = found else { return again(word.to_owned()) };
         match (state_at(&record, now), &policy.recovery) {
             (State::Completed, _) => Ok(Verdict::Done),
