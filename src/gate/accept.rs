@@ -146,11 +146,23 @@ impl ProtectedRequest {
                 Err(problem) => self.problem(problem),
             },
             Known::Recorded(record, now) => match self.decide(&record, now).await {
-                // Its delivery makes the next attempt, as its route says.
-                Ok(Decision::InFlight(_) | Decision::Supersede) => self.accepted_reply("in-flight"),
+                Ok(Decision::InFlight(_)) => self.accepted_reply("in-flight"),
+                Ok(Decision::Supersede) => self.tried_again(record.until).await,
                 Ok(decision) => self.permitted_reply(decision, Some(record.until)).await,
                 Err(problem) => self.problem(problem),
             },
+        }
+    }
+
+    /// The reply where the outcome is unknown and the route makes another attempt, which is for its delivery to do: if it is
+    /// gone, or was given up, there is none.
+    async fn tried_again(&self, until: Timestamp) -> Reply {
+        let finding = async { deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await };
+        match timeout(self.gate.settings.settle_timeout, finding).await {
+            Ok(Ok(Some(delivery))) if !delivery.is_dead() => self.accepted_reply("queued"),
+            Ok(Ok(_)) => self.permitted_reply(Decision::Unknown, Some(until)).await,
+            Ok(Err(error)) => self.problem(self.not_accepted(&error)),
+            Err(_) => self.problem(unkept()),
         }
     }
 
