@@ -1,5 +1,6 @@
 //! Accepts requests that are delivered later: each is durable before its client gets 202.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::http::problem::{Problem, whole_seconds};
 use crate::http::request_body::Buffered;
 use crate::idempotency::codec::{self, AcceptedRequest};
 use crate::idempotency::decide::{Decision, difference};
-use crate::idempotency::delivery::Async;
+use crate::idempotency::delivery::{Async, met_by_delivery};
 use crate::idempotency::fingerprint::Fingerprint;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
@@ -158,11 +159,23 @@ impl ProtectedRequest {
                 Err(problem) => self.problem(problem),
             },
             Known::Recorded(record, now) => match self.decide(&record, now).await {
-                // Its delivery makes the next attempt, as its route says.
-                Ok(Decision::InFlight(_) | Decision::Supersede) => self.accepted_reply("in-flight"),
+                Ok(Decision::InFlight(_)) => self.accepted_reply("in-flight"),
+                Ok(Decision::Supersede) => self.tried_again(record.until).await,
                 Ok(decision) => self.permitted_reply(decision, Some(record.until)).await,
                 Err(problem) => self.problem(problem),
             },
+        }
+    }
+
+    /// The reply where the outcome is unknown and the route makes another attempt, which is for its delivery to do: if it is
+    /// gone, or was given up, there is none.
+    async fn tried_again(&self, until: Timestamp) -> Reply {
+        let finding = async { deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await };
+        match timeout(self.gate.settings.settle_timeout, finding).await {
+            Ok(Ok(Some(delivery))) if !delivery.is_dead() => self.accepted_reply("queued"),
+            Ok(Ok(_)) => self.permitted_reply(Decision::Unknown, Some(until)).await,
+            Ok(Err(error)) => self.problem(self.not_accepted(&error)),
+            Err(_) => self.problem(unkept()),
         }
     }
 
@@ -198,6 +211,14 @@ impl ProtectedRequest {
 
 /// What is accepted is restored for its delivery, as a client would send it again.
 impl ProtectedRequest {
+    /// A record as this request meets it.
+    pub(super) fn met<'a>(&self, record: &'a Record, now: Timestamp) -> Cow<'a, Record> {
+        match &self.kept {
+            Some(kept) => Cow::Owned(met_by_delivery(record, kept.accepted_at, now)),
+            None => Cow::Borrowed(record),
+        }
+    }
+
     /// The request of a delivery; else how long to wait until it may be had.
     pub(super) async fn of_delivery(
         gate: &Arc<Gate>,

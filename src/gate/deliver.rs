@@ -117,6 +117,7 @@ async fn deliver_of(current: impl Fn() -> Arc<Gate>, name: Arc<str>) {
         let pause = lines.deliver(&gate, route, state).await;
         if !pause.is_zero() {
             tokio::select! {
+                biased;
                 () = state.arrivals.notified() => {}
                 () = sleep(pause) => {}
             }

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::idempotency::record::{Attempt, Record, Timestamp};
+use crate::idempotency::record::{Attempt, Timestamp};
 
 /// What is kept of an accepted request, and of its delivery as it was taken.
-#[derive(Clone)]
 pub(super) struct Kept {
     /// The head of its record.
     pub(super) head: Bytes,
@@ -17,11 +16,4 @@ pub(super) struct Kept {
     pub(super) token: Attempt,
     pub(super) accepted_at: Timestamp,
     pub(super) taken_at: Timestamp,
-}
-
-impl Kept {
-    /// Whether a record says what became of the request: it was claimed since the request was accepted.
-    pub(super) fn is_told_by(&self, record: &Record) -> bool {
-        record.claimed_at >= self.accepted_at
-    }
 }

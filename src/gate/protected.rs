@@ -31,7 +31,7 @@ use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Delivery, InFlight, Policy, StoreFailure};
 use crate::idempotency::protocol::Limits;
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
+use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::{Recovery, Resend};
 use crate::route::{Route, Router};
 use crate::store::Fresh;
@@ -226,10 +226,7 @@ impl ProtectedRequest {
             }
             Err(codec::Unreadable) => false,
         };
-        // What became of an accepted request does not expire before its delivery knows.
-        let stands = record.state != State::InFlight && self.kept.as_ref().is_some_and(|kept| kept.is_told_by(record));
-        let now = if stands { now.min(Timestamp(record.until.0.saturating_sub(1))) } else { now };
-        Ok(decide(now, self.policy(), record, head.as_ref().ok(), self.proof.as_ref(), is_same))
+        Ok(decide(now, self.policy(), &self.met(record, now), head.as_ref().ok(), self.proof.as_ref(), is_same))
     }
 
     /// What this request gets where it differs from another with its key; nothing where it is a retry of it.

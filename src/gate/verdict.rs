@@ -11,11 +11,10 @@ use tokio::time::Instant;
 use super::Gate;
 use super::answer::{Client, Reply};
 use super::driver::drive;
-use super::kept::Kept;
 use super::protected::ProtectedRequest;
 use crate::idempotency::delivery::{Deliver, Fate};
 use crate::idempotency::policy::Policy;
-use crate::idempotency::record::{RecordId, State};
+use crate::idempotency::record::{Record, RecordId, State, Timestamp};
 use crate::idempotency::recovery::Recovery;
 use crate::store::{Error, Listed};
 use crate::telemetry::outcome::{Code, Outcome};
@@ -70,27 +69,21 @@ impl Gate {
     /// Runs a request under the claim of its key, as if a client waited for it.
     pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Tried {
         let (id, began) = (request.id, Instant::now());
-        let (route, kept) = (Arc::clone(&request.route), request.kept.clone());
+        let route = Arc::clone(&request.route);
         let (client, reply) = oneshot::channel();
         tokio::spawn(Box::pin(drive(request, Client(client))));
         match reply.await {
             Ok(reply) => {
                 let is_reached = Some(reply.outcome != Outcome::Problem(Code::UpstreamUnreachable));
                 let tries = Tries { age: tries.age.saturating_add(began.elapsed()), ..tries };
-                Tried { verdict: self.verdict((id, kept), reply, tries, &route.policy).await, is_reached }
+                Tried { verdict: self.verdict(id, reply, tries, &route.policy).await, is_reached }
             }
             // A bug: how far it came, its record says.
             Err(_) => Tried { verdict: Ok(Verdict::Wait(RUNNING)), is_reached: None },
         }
     }
 
-    async fn verdict(
-        &self,
-        (id, kept): (RecordId, Option<Kept>),
-        reply: Reply,
-        tries: Tries,
-        policy: &Policy,
-    ) -> Result<Verdict, Error> {
+    async fn verdict(&self, id: RecordId, reply: Reply, tries: Tries, policy: &Policy) -> Result<Verdict, Error> {
         let asked = retry_after(reply.response.headers());
         let word = reply.outcome.as_str();
         let again = |note| Ok(again(&policy.deliver, tries, asked, note));
@@ -107,10 +100,10 @@ impl Gate {
             _ => {}
         }
         // What the record says counts: an attempt that failed may have been released or held.
-        let stands = |listed: &Listed| listed.is_live() || kept.is_some_and(|kept| kept.is_told_by(&listed.record));
-        let found = self.shared.store.get(id).await?.filter(stands);
-        let Some(Listed { record, .. }) = found else { return again(word.to_owned()) };
-        match (record.state, &policy.recovery) {
+        // A record that has expired since is that of its attempt still: an earlier one has given way.
+        let found = self.shared.store.get(id).await?;
+        let Some(Listed { record, now, .. }) = found else { return again(word.to_owned()) };
+        match (state_at(&record, now), &policy.recovery) {
             (State::Completed, _) => Ok(Verdict::Done),
             (State::InFlight, _) => Ok(Verdict::Wait(RUNNING)),
             (State::Unknown, Recovery::Retry | Recovery::Probe(_)) => again(word.to_owned()),
@@ -123,21 +116,20 @@ impl Gate {
     }
 }
 
+/// The state of a record by its times: nothing else need have found out that a lease is past.
+fn state_at(record: &Record, now: Timestamp) -> State {
+    if record.state == State::InFlight && record.until <= now { State::Unknown } else { record.state }
+}
+
 /// It is tried again, or given up.
 fn again(deliver: &Deliver, tries: Tries, asked: Option<Duration>, note: String) -> Verdict {
     let attempts = tries.attempts.saturating_add(1);
     let given_up = |note| Verdict::GiveUp { is_attempt: true, note };
-    match deliver.fate(attempts, tries.age, asked, random()) {
+    match deliver.fate(attempts, tries.age, asked, fastrand::u64(..)) {
         Fate::Again(pause) => Verdict::Again { pause, note },
         Fate::Exhausted => given_up(format!("{note}, after {attempts} attempts")),
         Fate::TooOld => given_up(format!("{note}, and it was accepted too long ago")),
     }
-}
-
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Without randomness, the longest pause.
-    getrandom::fill(&mut bytes).map_or(u64::MAX, |()| u64::from_ne_bytes(bytes))
 }
 
 /// How long an upstream wants to be left alone (RFC 9110, 10.2.3): seconds, or a date.
@@ -152,7 +144,25 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
+    use crate::idempotency::record::Attempt;
+
+    #[test]
+    fn an_attempt_past_its_lease_is_unknown() {
+        let of = |state| Record {
+            attempt: Attempt([1; 16]),
+            state,
+            claimed_at: Timestamp(0),
+            until: Timestamp(10),
+            head: Bytes::new(),
+            answer: None,
+        };
+        assert_eq!(state_at(&of(State::InFlight), Timestamp(9)), State::InFlight);
+        assert_eq!(state_at(&of(State::InFlight), Timestamp(10)), State::Unknown);
+        assert_eq!(state_at(&of(State::Completed), Timestamp(10)), State::Completed);
+    }
 
     #[test]
     fn a_retry_after_is_seconds_or_a_date() {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::record::{Record, State, Timestamp};
+
 /// How a route delivers what it accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deliver {
@@ -119,6 +121,15 @@ pub enum Fate {
     TooOld,
 }
 
+/// A record as a delivery meets it, however late. One that had not expired when the request was accepted is that of an attempt
+/// of the request itself: it does not expire before the delivery is over. An earlier one has the expiry that it has.
+#[must_use]
+pub fn met_by_delivery(record: &Record, accepted_at: Timestamp, now: Timestamp) -> Record {
+    let is_its_own = record.state != State::InFlight && record.until > accepted_at;
+    let until = if is_its_own { record.until.max(now.plus(Duration::from_millis(1))) } else { record.until };
+    Record { until, ..record.clone() }
+}
+
 impl Deliver {
     /// What becomes of a delivery after `attempts` that ended in a release, the last of them now, `age` after it was
     /// queued. `retry_after` is what the upstream asks for, and `random` any number, all of whose bits count.
@@ -144,7 +155,25 @@ impl Deliver {
 mod tests {
     use proptest::prelude::*;
 
+    use bytes::Bytes;
+
     use super::*;
+    use crate::idempotency::record::Attempt;
+
+    #[test]
+    fn a_record_of_a_delivery_does_not_expire_before_it() {
+        let met = |state, until, now| {
+            let (attempt, claimed_at, head) = (Attempt([1; 16]), Timestamp(0), Bytes::new());
+            let record = Record { attempt, state, claimed_at, until: Timestamp(until), head, answer: None };
+            met_by_delivery(&record, Timestamp(100), Timestamp(now)).until.0
+        };
+        for state in [State::Completed, State::Unknown] {
+            assert_eq!(met(state, 100, 500), 100, "it had expired when the request was accepted");
+            assert_eq!(met(state, 101, 500), 501);
+            assert_eq!(met(state, 900, 500), 900);
+        }
+        assert_eq!(met(State::InFlight, 200, 500), 200, "a lease ends when it does");
+    }
 
     #[test]
     fn rates_are_read_and_written() {

@@ -1,6 +1,7 @@
 //! Records in memory, for tests and trials: they do not outlive the process.
 
 mod audit;
+mod deliveries;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -9,14 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::sync::broadcast;
 
 use self::audit::Entries;
+use self::deliveries::Queue;
 use super::adoption::{self, NamespacePeriod};
 use super::clock::{self, Clock};
+use super::deliveries::{Deliveries, Delivery};
 use super::listing::Newest;
 use super::removals::{Removal, Removals};
-use super::resealing::{Beginning, Beginnings, Values};
+use super::resealing::{Beginning, Beginnings, DeliveryValues, Values};
 use super::rules::{self, RecordView, Transition};
 use super::{
     AuditLog, Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
@@ -45,6 +49,7 @@ struct Tables {
     identities: Vec<Identity>,
     periods: Vec<NamespacePeriod>,
     audit: Entries,
+    queue: Queue,
 }
 
 #[derive(Clone)]
@@ -151,7 +156,7 @@ impl Store for Memory {
 
     async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.with(|tables, now| {
-            let past = due(&tables.leases, now, limit);
+            let past: Vec<RecordId> = due(&tables.leases, now).take(limit).collect();
             for id in &past {
                 tables.change(*id, |entry| {
                     entry.record.state = State::Unknown;
@@ -164,7 +169,9 @@ impl Store for Memory {
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
         self.with(|tables, now| {
-            let past = due(&tables.expiries, now, limit);
+            // A delivery whose end was lost is to find its record.
+            let past = due(&tables.expiries, now).filter(|id| !tables.queue.has(*id));
+            let past: Vec<RecordId> = past.take(limit).collect();
             for id in &past {
                 tables.take(*id);
             }
@@ -177,6 +184,10 @@ impl Store for Memory {
     }
 
     fn audit(&self) -> Option<&dyn AuditLog> {
+        Some(self)
+    }
+
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
         Some(self)
     }
 
@@ -350,14 +361,20 @@ impl Tables {
     }
 
     fn live(&self, rules: &NamespaceRules, now: Timestamp) -> Vec<LiveKeys> {
+        let is_live = |record: &Record| rules::is_live(record.state, record.until, now);
         let mut live: BTreeMap<Arc<str>, LiveKeys> = BTreeMap::new();
-        for entry in self.entries.values() {
-            let origin = self.origins.get(&entry.origin.0);
+        let mut add = |origin: OriginId, record: &Record| {
             let of = |origin: &&Origin| origin.service == rules.service && origin.namespace == rules.namespace;
-            if let Some(Origin { route, .. }) = origin.filter(of)
-                && rules::is_live(entry.record.state, entry.record.until, now)
+            if let Some(Origin { route, .. }) = self.origins.get(&origin.0).filter(of)
+                && is_live(record)
             {
-                live.entry(Arc::clone(route)).or_insert_with(|| LiveKeys::of(route)).add(&entry.record);
+                live.entry(Arc::clone(route)).or_insert_with(|| LiveKeys::of(route)).add(record);
+            }
+        };
+        self.entries.values().for_each(|entry| add(entry.origin, &entry.record));
+        for (origin, delivery) in self.queue.all() {
+            if !self.entries.get(&delivery.id).is_some_and(|entry| is_live(&entry.record)) {
+                add(origin, &delivery.clone().as_listed(now).record);
             }
         }
         live.into_values().collect()
@@ -402,9 +419,8 @@ impl Fresh {
     }
 }
 
-fn due(set: &BTreeSet<(Timestamp, RecordId)>, now: Timestamp, limit: usize) -> Vec<RecordId> {
-    let past = set.iter().take_while(|(until, _)| rules::is_past(*until, now));
-    past.take(limit).map(|(_, id)| *id).collect()
+fn due(set: &BTreeSet<(Timestamp, RecordId)>, now: Timestamp) -> impl Iterator<Item = RecordId> {
+    set.iter().take_while(move |(until, _)| rules::is_past(*until, now)).map(|(_, id)| *id)
 }
 
 #[async_trait]
@@ -428,6 +444,20 @@ impl Resealing for Memory {
             }
             Some(_) | None => false,
         })
+    }
+
+    async fn delivery_values(&self, id: RecordId) -> Result<Option<(Delivery, DeliveryValues)>, Error> {
+        self.with(|tables, _| tables.delivery_values(id))
+    }
+
+    async fn reseal_delivery(
+        &self,
+        id: RecordId,
+        token: Attempt,
+        seen: Option<Bytes>,
+        values: DeliveryValues,
+    ) -> Result<bool, Error> {
+        self.with(|tables, _| tables.queue.reseal(id, token, seen.as_ref(), values))
     }
 }
 

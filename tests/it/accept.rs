@@ -188,6 +188,20 @@ fn an_unknown_outcome_is_not_delivered_again() {
     assert_eq!(upstream.runs(), 2);
 }
 
+/// Where another attempt would be made, none is any more.
+#[test]
+fn what_was_given_up_is_not_said_to_be_under_way() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::nothing().close());
+    let gate = accepting(&upstream, "recovery = \"retry\"\ndeliver = { attempts = 1 }\n").start();
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    wait_for(&gate, &location, "unknown");
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+    assert_eq!(upstream.runs(), 1);
+}
+
 #[test]
 fn an_operator_holds_a_route_back() {
     if is_refused_here() {

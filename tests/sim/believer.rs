@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::codec::is_same_request;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::{
-    Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Removal, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Removal, Settled, Store,
 };
 use tokio::sync::broadcast;
 
@@ -120,6 +120,10 @@ impl Store for Believer {
 
     fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         self.inner.removals()
+    }
+
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
+        self.inner.deliveries()
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

@@ -1,5 +1,7 @@
 //! Writes down what every operation does to the records.
 
+mod deliveries;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -8,10 +10,11 @@ use oncegate::idempotency::record::{Attempt, Record, RecordId, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{
-    Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Settled, Store,
 };
 
+use self::deliveries::Queue;
 use crate::history::{EPOCH, Event, History, Standing, Token, Told};
 use crate::ledger::{Call, Line, Said};
 use crate::life::Life;
@@ -23,6 +26,7 @@ pub struct Books {
     memory: Arc<Memory>,
     history: History,
     known: Mutex<BTreeMap<RecordId, Record>>,
+    queue: Queue,
 }
 
 /// Who asked for an operation.
@@ -35,7 +39,7 @@ pub struct Asked<'a> {
 
 impl Books {
     pub fn new(memory: Arc<Memory>, history: History) -> Self {
-        Self { memory, history, known: Mutex::default() }
+        Self { memory, history, known: Mutex::default(), queue: Queue::default() }
     }
 
     /// In milliseconds since the run began.
@@ -91,6 +95,8 @@ pub fn standing(record: &Record) -> Standing {
 pub struct Recorded {
     pub shelf: Arc<Shelf>,
     pub life: Arc<Life>,
+    /// Whether it keeps requests that are delivered later.
+    pub keeps_deliveries: bool,
 }
 
 impl Recorded {
@@ -186,6 +192,10 @@ impl Store for Recorded {
             self.done(Operation::Sweep, &[], Told::Count(count)).await;
         }
         Ok(count)
+    }
+
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
+        self.keeps_deliveries.then_some(self as &dyn Deliveries)
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

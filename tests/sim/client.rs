@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::dice::Dice;
 use crate::history::{Answer, Event, Label, Request};
 use crate::life::Life;
-use crate::pipe::{End, pipe};
-use crate::setup::{PATHS, TENANTS, body, key};
+use crate::pipe::{Cable, End, pipe};
+use crate::setup::{PATHS, TENANTS, body, id_of, key};
 use crate::wire::Reader;
 use crate::world::{METRICS, World};
 
@@ -49,6 +49,17 @@ pub async fn pursue(world: Arc<World>, errand: Errand, mut dice: Dice) {
         for asker in askers {
             last = asker.await.unwrap();
         }
+        let path = last.as_ref().filter(|answer| answer.status == 202).and_then(|answer| answer.header("location"));
+        if let Some(path) = path {
+            let path = path.to_owned();
+            for _ in 0..dice.within(0..4) {
+                sleep(dice.millis(1..700)).await;
+                let Some(life) = world.any_gate(&mut dice) else { break };
+                if poll(&world, &life, errand.label, &path).await {
+                    break;
+                }
+            }
+        }
         sleep(pause(last.as_ref(), &mut dice)).await;
     }
 }
@@ -72,12 +83,7 @@ pub async fn ask(
     mut dice: Dice,
 ) -> Option<Answer> {
     let request = world.next_request();
-    let (near, mut stream, cable) = pipe(if is_probe { 16_384 } else { dice.pick(&[64, 512, 16_384]) }, None);
-    life.holds_client(&cable);
-    let peer = ([127, 0, 0, 1], 1).into();
-    let usage = Usage::new(&Limits::default(), &METRICS);
-    let current = ServerState::current(life.gate(), Limits::default(), AcceptSettings::default(), usage);
-    tokio::spawn(connection(near, peer, current, life.stop()));
+    let (mut stream, _) = connect(life, if is_probe { 16_384 } else { dice.pick(&[64, 512, 16_384]) });
     let Errand { label, variant, .. } = errand;
     world.history.add(Event::Sent { request, life: life.number, label, variant, is_probe });
 
@@ -103,6 +109,38 @@ pub async fn ask(
         Heard::Nothing => world.history.add(Event::Hung { request }),
     }
     None
+}
+
+/// Asks for the status of an accepted request. Whether that is final.
+pub async fn poll(world: &Arc<World>, life: &Arc<Life>, label: Label, path: &str) -> bool {
+    assert!(path.ends_with(&id_of(label).to_string()), "{path} is of another request");
+    let poll = world.next_poll();
+    let (mut stream, _) = connect(life, 16_384);
+    world.history.add(Event::Polls { poll, life: life.number, label });
+    let tenant = TENANTS[label.tenant];
+    let bytes = format!("GET {path} HTTP/1.1\r\nHost: app\r\nX-Tenant: {tenant}\r\n\r\n");
+    let _ = stream.write_all(bytes.as_bytes()).await;
+    let Ok(Ok(Some(message))) = timeout(PATIENCE, Reader::new().next(&mut stream)).await else { return false };
+    let word = |name: &str| {
+        let text = String::from_utf8_lossy(&message.body);
+        let (_, rest) = text.split_once(&format!("\"{name}\":\""))?;
+        rest.split('"').next().map(str::to_owned)
+    };
+    let word = word("state").or_else(|| word("code")).unwrap_or_else(|| message.line.clone());
+    let is_final = matches!(&*word, "completed" | "unknown" | "dead");
+    world.history.add(Event::Polled { poll, word });
+    is_final
+}
+
+/// A connection to a gate.
+fn connect(life: &Arc<Life>, buffer: usize) -> (End, Cable) {
+    let (near, far, cable) = pipe(buffer, None);
+    life.holds_client(&cable);
+    let peer = ([127, 0, 0, 1], 1).into();
+    let usage = Usage::new(&Limits::default(), &METRICS);
+    let current = ServerState::current(life.gate(), Limits::default(), AcceptSettings::default(), usage);
+    tokio::spawn(connection(near, peer, current, life.stop()));
+    (far, cable)
 }
 
 enum Heard {

@@ -16,6 +16,11 @@ impl Dice {
         Self(self.0.fork())
     }
 
+    /// The same, without a draw: what else is drawn stays as it is.
+    pub fn apart(&self) -> Self {
+        Self(fastrand::Rng::with_seed(!self.0.get_seed()))
+    }
+
     pub fn seed(&mut self) -> u64 {
         self.0.u64(..)
     }

@@ -46,6 +46,10 @@ pub struct Connection(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question(pub u32);
 
+/// A client's question for the status of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Poll(pub u32);
+
 /// The token of an attempt: the life that made it, and its number there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Token(pub u64);
@@ -79,6 +83,25 @@ pub struct Standing {
     pub variant: Option<usize>,
     /// Encoded.
     pub answer: Option<bytes::Bytes>,
+}
+
+/// An accepted request that waits for its delivery. Times are in milliseconds since the run began.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Waiting {
+    /// Names this acceptance.
+    pub token: Token,
+    pub request: Request,
+    /// Its place in the order of acceptance.
+    pub sequence: u64,
+    pub variant: Option<usize>,
+    /// Since when it is tried.
+    pub since: u64,
+    /// Whether it was given up.
+    pub is_dead: bool,
+    /// When it is due; when it expires, if it was given up.
+    pub until: u64,
+    /// How many attempts were released.
+    pub attempts: u32,
 }
 
 /// What an operation of the store returned.
@@ -131,6 +154,14 @@ pub enum Event {
         before: Option<Standing>,
         after: Option<Standing>,
     },
+    /// A request was accepted, or what waits for its delivery changed.
+    Queued { life: LifeNumber, op: Operation, label: Label, before: Option<Waiting>, after: Option<Waiting> },
+    /// An operator holds back the accepted requests, or lets them go again.
+    Paused { life: LifeNumber, is_paused: bool },
+    /// A client asks for the status of a request.
+    Polls { poll: Poll, life: LifeNumber, label: Label },
+    /// It has an answer: the state, or the code of a problem.
+    Polled { poll: Poll, word: String },
     /// The right to ask the upstream about a record changed hands: it is a record of its own, and tells of another.
     Locked { life: LifeNumber, op: Operation, about: Label, before: Option<Standing>, after: Option<Standing> },
     /// The first byte of a question left a gate for the upstream's books; `request` is the retry on whose behalf it asks.
@@ -340,6 +371,22 @@ impl fmt::Display for Entry {
                 }
                 write!(f, ", by {op:?} of gate {life}, {}", token(by))
             }
+            Event::Queued { life: LifeNumber(life), op, label, before, after } => {
+                match after.as_ref().or(before.as_ref()) {
+                    Some(waiting) => {
+                        let what = if after.is_some() { "" } else { "is gone, was " };
+                        write!(f, "QUEUE {label}: {what}{waiting:?}, by {op:?} of gate {life}")
+                    }
+                    None => Ok(()),
+                }
+            }
+            Event::Paused { life: LifeNumber(life), is_paused } => {
+                write!(f, "accepted requests are held back: {is_paused}, by gate {life}")
+            }
+            Event::Polls { poll: Poll(poll), life: LifeNumber(life), label } => {
+                write!(f, "poll {poll} asks gate {life} for the status of {label}")
+            }
+            Event::Polled { poll: Poll(poll), word } => write!(f, "poll {poll} gets {word}"),
             Event::Locked { life: LifeNumber(life), op, about, before, after } => match after
                 .as_ref()
                 .or(before.as_ref())

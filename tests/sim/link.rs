@@ -1,5 +1,7 @@
 //! The way from one gate to the store: it takes time, it can stall, and it ends with the gate.
 
+mod deliveries;
+
 use std::future::{Future, pending};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,8 +10,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, RecordId, Version};
 use oncegate::store::unreliable::Side;
 use oncegate::store::{
-    Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Settled, Store,
 };
 use tokio::time::sleep;
 
@@ -117,6 +119,10 @@ impl Store for Link {
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
         self.carry(move |store| async move { store.sweep(limit).await }).await
+    }
+
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
+        self.inner.deliveries().map(|_| self as &dyn Deliveries)
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

@@ -20,7 +20,7 @@
 //! | [`remote`], [`believer`] | the cache that gates share, and such a cache believed wrongly |
 //! | [`pipe`], [`wire`] | connections in memory that stall, break and are cut; HTTP/1.1 on them |
 //! | [`client`], [`upstream`] | the two sides of the gates |
-//! | [`setup`], [`dice`] | routes and policies; chance |
+//! | [`setup`], [`dice`] | routes and policies, some of which accept requests for later; chance |
 //! | [`history`] | what happened, in order |
 //! | [`ledger`] | what the store was asked, and what it said |
 //! | [`check`] | what must hold of a history: pure, and tested by histories told by hand |

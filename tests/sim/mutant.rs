@@ -2,6 +2,8 @@
 //!
 //! Each mutant is a mistake that a store, or a gate that asks it, could really make. The simulation must notice each.
 
+mod deliveries;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use crate::believer::Seen;
 use crate::books::{Asked, Books};
 use crate::ledger::Ledger;
 use crate::life::Life;
-use crate::setup::label_of_lock;
+use crate::setup::{ACCEPT, label_of, label_of_lock};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
@@ -72,6 +74,54 @@ pub enum Mutant {
     CacheOutlivesTtl,
     /// A completed record in the shared cache is believed for its ttl, whoever removes it.
     CacheOutlivesPurge,
+    /// A request is said to be accepted before it is kept, and lost if the gate dies meanwhile.
+    AcceptBeforeDurable,
+    /// A request is accepted in the place of one that waits.
+    AcceptReplaces,
+    /// A request is accepted though its key has a completed record.
+    AcceptIgnoresRecord,
+    /// What is taken is due again at once.
+    TakeHoldsNothing,
+    /// What is taken is gone, as if it were done then.
+    TakeRemoves,
+    /// A delivery does not wait for those of its scope that were accepted before it.
+    OrderIgnored,
+    /// Deliveries of a paused route are taken.
+    PauseIgnored,
+    /// A delivery whose attempt was released is removed.
+    ReleaseFinishes,
+    /// A delivery that is given up is removed.
+    ParkRemoves,
+    /// A delivery that could not run now is given up.
+    WaitGivesUp,
+    /// A delivery that is to be tried again is not due for an hour.
+    PostponedForEver,
+    /// An accepted request runs without a claim.
+    DeliveryUnclaimed,
+    /// The sweeper removes the record of an accepted request that still waits for its end.
+    SweeperTakesRecordOfDelivery,
+}
+
+impl Mutant {
+    /// Whether only accepted requests show it.
+    pub fn is_of_deliveries(self) -> bool {
+        matches!(
+            self,
+            Self::AcceptBeforeDurable
+                | Self::AcceptReplaces
+                | Self::AcceptIgnoresRecord
+                | Self::TakeHoldsNothing
+                | Self::TakeRemoves
+                | Self::OrderIgnored
+                | Self::PauseIgnored
+                | Self::ReleaseFinishes
+                | Self::ParkRemoves
+                | Self::WaitGivesUp
+                | Self::PostponedForEver
+                | Self::DeliveryUnclaimed
+                | Self::SweeperTakesRecordOfDelivery
+        )
+    }
 }
 
 /// The records of a run.
@@ -93,6 +143,9 @@ impl Shelf {
     }
 
     pub async fn claim(&self, life: &Arc<Life>, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        if self.is(Mutant::DeliveryUnclaimed) && label_of(id).is_some_and(|label| label.route == ACCEPT) {
+            return Ok(Claim::Inserted(self.now().await?));
+        }
         let standing = self.memory.get(id).await?;
         if let Some(Listed { record, now, .. }) = &standing
             && record.state == State::InFlight
@@ -224,7 +277,10 @@ impl Shelf {
         let mut taken = 0;
         for listed in self.all().await? {
             let completed = listed.record.state == State::Completed;
-            if self.is(Mutant::SweeperTakesInFlight) && is_lost(&listed) || self.is(Mutant::SweeperIsEarly) && completed
+            let has_ended = listed.record.state != State::InFlight && listed.record.until <= listed.now;
+            if self.is(Mutant::SweeperTakesInFlight) && is_lost(&listed)
+                || self.is(Mutant::SweeperIsEarly) && completed
+                || self.is(Mutant::SweeperTakesRecordOfDelivery) && has_ended
             {
                 self.memory.remove(listed.id).await?;
                 taken += 1;

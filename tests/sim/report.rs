@@ -77,6 +77,8 @@ fn concerns(entry: &Entry, label: Label, history: &[Entry]) -> bool {
     match &entry.event {
         Event::Sent { label: own, .. }
         | Event::Changed { label: own, .. }
+        | Event::Queued { label: own, .. }
+        | Event::Polls { label: own, .. }
         | Event::Locked { about: own, .. }
         | Event::Asked { label: own, .. }
         | Event::Executed { label: own, .. } => *own == label,
@@ -90,6 +92,9 @@ fn concerns(entry: &Entry, label: Label, history: &[Entry]) -> bool {
         | Event::Honoured { request, .. }
         | Event::Wrote { request, .. } => by_request(*request),
         Event::Replying { token, .. } | Event::Replied { token, .. } | Event::Broke { token } => by_token(token),
+        Event::Polled { poll, .. } => history
+            .iter()
+            .any(|entry| matches!(&entry.event, Event::Polls { poll: own, label: about, .. } if own == poll && *about == label)),
         Event::Closed { .. } | Event::Recalled { .. } => false,
         Event::Born { .. }
         | Event::Drained { .. }
@@ -97,6 +102,7 @@ fn concerns(entry: &Entry, label: Label, history: &[Entry]) -> bool {
         | Event::Fault { .. }
         | Event::Cache { .. }
         | Event::Cut { .. }
+        | Event::Paused { .. }
         | Event::Calm => true,
     }
 }

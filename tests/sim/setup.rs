@@ -6,27 +6,33 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use oncegate::idempotency::codec;
+use oncegate::idempotency::delivery::{Deliver, DeliveryRate, Order};
 use oncegate::idempotency::fingerprint::{Body, Recipe, Subject};
 use oncegate::idempotency::identity::Identifier;
 use oncegate::idempotency::key::Key;
-use oncegate::idempotency::policy::{InFlight, Policy, StoreFailure};
+use oncegate::idempotency::policy::{InFlight, Mode, Policy, StoreFailure};
 use oncegate::idempotency::record::RecordId;
 use oncegate::idempotency::recovery::{Probe, ProbeHeader, ProbePath, Recovery, Resend};
 use oncegate::idempotency::scope::{Caller, ScopePart};
 use oncegate::route::{Pattern, Route, Router};
+use oncegate::store::{Origin, OriginId};
 
 use crate::dice::Dice;
 use crate::history::Label;
 use crate::mutant::Mutant;
 
 /// The path of each route; its name is the same without the slash.
-pub const PATHS: [&str; 5] = ["/hold", "/retry", "/open", "/probe", "/resend"];
+pub const PATHS: [&str; 6] = ["/hold", "/retry", "/open", "/probe", "/resend", "/accept"];
 /// The route whose upstream has books that can be asked.
 pub const PROBE: usize = 3;
 /// The route whose upstream honours keys itself.
 pub const RESEND: usize = 4;
+/// The route that accepts requests and delivers them later, where a run has it.
+pub const ACCEPT: usize = 5;
 pub const TENANTS: [&str; 2] = ["ann", "bob"];
 pub const KEYS: usize = 3;
+/// Of a hundred runs, how many have a route that accepts requests.
+const ACCEPTING: u64 = 10;
 /// Bodies of requests. Each is another request; [`body`] spells the first in two ways.
 pub const VARIANTS: usize = 2;
 
@@ -35,6 +41,8 @@ pub const VARIANTS: usize = 2;
 pub struct Setup {
     /// Of each route, in the order of [`PATHS`].
     pub policies: Vec<Policy>,
+    /// Whether there is a route that accepts requests.
+    pub accepts: bool,
     /// How long a gate waits for its store.
     pub settle_timeout: Duration,
     /// Longest time for an attempt; [`Setup::timeout_of`] is that of a key.
@@ -99,15 +107,21 @@ const TENANT: HeaderName = HeaderName::from_static("x-tenant");
 
 impl Setup {
     pub fn draw(dice: &mut Dice) -> Self {
+        let mut apart = dice.apart();
         let timeout = dice.millis(1_500..5_000);
         let (short_timeout, underway) = (dice.millis(500..1_500), dice.millis(100..900));
         // An attempt whose gate has lost its store sends until its time is up, and what it sent takes its time.
         let after = short_timeout + underway;
         let gates = dice.weighted(&[(1, 1), (3, 2), (2, 3)]);
+        let max_age = (gates > 1).then(|| dice.millis(300..5_000));
+        let accepts = apart.percent(ACCEPTING);
+        let mut policies: Vec<Policy> = (0..ACCEPT).map(|route| policy(route, after, dice)).collect();
+        policies.push(accepting(&mut apart));
         Self {
+            accepts,
+            policies,
             gates,
-            max_age: (gates > 1).then(|| dice.millis(300..5_000)),
-            policies: (0..PATHS.len()).map(|route| policy(route, after, dice)).collect(),
+            max_age,
             settle_timeout: dice.millis(500..2_500),
             timeout,
             short_timeout,
@@ -123,7 +137,13 @@ impl Setup {
 
     /// Longest time for an attempt.
     pub fn timeout_of(&self, label: Label) -> Duration {
-        self.timeouts()[upstream_of(label.route)]
+        let longest = self.timeouts()[upstream_of(label.route)];
+        if label.route == ACCEPT { longest.min(self.policy(label).deliver.timeout) } else { longest }
+    }
+
+    /// Whether what the route accepts is delivered in the order of each scope.
+    pub fn is_ordered(&self) -> bool {
+        self.policies[ACCEPT].deliver.order == Order::Scope
     }
 
     /// The same, of each upstream.
@@ -139,7 +159,8 @@ impl Setup {
 
     /// The routes, as gates have them: one that makes a mistake may have others.
     pub fn router(&self, mutant: Option<Mutant>) -> Router {
-        let routes = self.policies.iter().enumerate().map(|(route, policy)| Route {
+        let routes = self.policies.iter().enumerate().filter(|(route, _)| *route != ACCEPT || self.accepts);
+        let routes = routes.map(|(route, policy)| Route {
             name: name(route).into(),
             namespace: name(route).into(),
             methods: vec![Method::POST],
@@ -150,6 +171,11 @@ impl Setup {
         });
         Router::new(routes.collect()).unwrap()
     }
+}
+
+/// The origin of what is accepted.
+pub fn accepting_origin() -> OriginId {
+    Origin { service: "sim".into(), namespace: name(ACCEPT).into(), route: name(ACCEPT).into() }.id()
 }
 
 /// The record of a label.
@@ -208,6 +234,30 @@ fn mistaken(policy: &Policy, mutant: Option<Mutant>) -> Policy {
     if let (Recovery::Probe(probe), Some(Mutant::ProbesEarly)) = (&mut policy.recovery, mutant) {
         probe.after = Some(Duration::ZERO);
     }
+    policy
+}
+
+/// The policy of the route that accepts requests.
+fn accepting(dice: &mut Dice) -> Policy {
+    let mut policy = policy(ACCEPT, Duration::ZERO, dice);
+    policy.mode = Mode::Accept;
+    if dice.percent(25) {
+        policy.recovery = Recovery::Retry;
+    }
+    if dice.percent(40) {
+        policy.outcomes.insert("5xx", "release").unwrap();
+    }
+    let backoff = dice.millis(20..600);
+    policy.deliver = Deliver {
+        attempts: dice.within(1..5) as u32,
+        backoff,
+        max_backoff: backoff + dice.millis(0..1_500),
+        timeout: dice.millis(1_000..6_000),
+        order: if dice.percent(50) { Order::Scope } else { Order::None },
+        give_up_after: dice.millis(2_000..30_000),
+        concurrency: dice.pick(&[1, 2, 32]),
+        rate: dice.percent(20).then_some(DeliveryRate { count: 4, per: Duration::from_secs(1) }),
+    };
     policy
 }
 

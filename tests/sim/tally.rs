@@ -1,5 +1,7 @@
 //! How often each thing worth simulating has happened, so that no change makes the simulation quietly empty.
 
+mod deliveries;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -10,7 +12,7 @@ use crate::history::{Entry, Event, Label, LifeNumber, Question, Request, Standin
 use crate::setup::{PROBE, RESEND};
 
 /// What must happen, and how often at least in a thousand runs.
-const EXPECTED: [(&str, u32); 74] = [
+const EXPECTED: [(&str, u32); 99] = [
     ("answer: executed", 1000),
     ("answer: replayed", 1000),
     ("answer: released", 100),
@@ -85,6 +87,31 @@ const EXPECTED: [(&str, u32); 74] = [
     ("claim of what was purged", 100),
     ("replay of what is purged already", 5),
     ("run of what was purged in flight", 3),
+    ("answer: accepted", 500),
+    ("accepted, and its client never heard", 1),
+    ("accepted while a delivery of its tenant waits", 50),
+    ("delivery begun by another gate", 30),
+    ("delivery taken again past its hold", 15),
+    ("delivery of a gate that died", 10),
+    ("delivery done", 90),
+    ("delivery done by its record alone", 1),
+    ("delivery done past the expiry of its record", 1),
+    ("delivery put off", 7),
+    ("delivery to be tried again", 15),
+    ("delivery run again", 15),
+    ("delivery given up after a release", 6),
+    ("delivery given up as unknown", 20),
+    ("dead delivery expired", 5),
+    ("dead delivery queued again", 2),
+    ("delivery discarded", 6),
+    ("route paused with deliveries", 15),
+    ("status: queued", 80),
+    ("status: in-flight", 60),
+    ("status: completed", 20),
+    ("status: unknown", 10),
+    ("status: dead", 7),
+    ("status: no-route", 2),
+    ("status: store-unavailable", 60),
 ];
 
 #[derive(Default)]
@@ -118,6 +145,7 @@ struct Moment {
     purged_in_flight: BTreeSet<Token>,
     /// Of which keys a gate has asked the store since the last request for them.
     asked: BTreeSet<(LifeNumber, Label)>,
+    deliveries: deliveries::Moment,
 }
 
 impl Tally {
@@ -146,6 +174,7 @@ impl Tally {
     }
 
     fn count(&mut self, moment: &mut Moment, entry: &Entry) {
+        self.count_delivery(&mut moment.deliveries, entry);
         match &entry.event {
             Event::Drained { .. } => self.hit("gate drained"),
             Event::Died { life } => {
@@ -212,6 +241,7 @@ impl Tally {
                 let attempts = moment.attempts.entry(*request).or_default();
                 *attempts += 1;
                 match *attempts {
+                    _ if moment.deliveries.is_accepted(*request) => {}
                     1 => {}
                     2 => self.hit("sent again"),
                     _ => self.hit("sent again twice"),

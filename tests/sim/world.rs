@@ -1,5 +1,7 @@
 //! A run: gates on one store, an upstream, clients, and what goes wrong.
 
+mod faults;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
@@ -16,25 +18,27 @@ use oncegate::idempotency::record::Timestamp;
 use oncegate::idempotency::recovery::Recovery;
 use oncegate::store::Store;
 use oncegate::store::cached::{self, Cached, SharedSettings};
+use oncegate::store::deliveries::Deliveries;
 use oncegate::store::memory::Memory;
-use oncegate::store::unreliable::{Rates, Side, Unreliable};
+use oncegate::store::unreliable::Unreliable;
 use oncegate::telemetry::metrics::Metrics;
 use oncegate::worker;
 use tokio::runtime;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
+use self::faults::rates;
 use crate::believer::{Believer, Seen};
 use crate::books::{Books, Recorded};
 use crate::client::{Errand, ask, pursue};
 use crate::dice::Dice;
-use crate::history::{Answer, EPOCH, Entry, Event, History, Label, LifeNumber, Request, Token};
+use crate::history::{Answer, EPOCH, Entry, Event, History, Label, LifeNumber, Poll, Request, Token};
 use crate::ledger::{Ledger, Line};
-use crate::life::{Fuse, Life, Reach};
+use crate::life::{Life, Reach};
 use crate::link::{Link, Pace};
 use crate::mutant::{Mutant, Shelf};
-use crate::remote::{Cache, Damage, Mood, Notices, Sender, Wire};
-use crate::setup::{KEYS, PATHS, PROBE, RESEND, Setup, TENANTS, VARIANTS, id_of};
+use crate::remote::{Cache, Mood, Notices, Sender, Wire};
+use crate::setup::{ACCEPT, KEYS, PATHS, PROBE, RESEND, Setup, TENANTS, VARIANTS};
 use crate::upstream::{Site, upstreams};
 
 /// What came of a run.
@@ -56,6 +60,7 @@ pub struct World {
     kept: Mutex<Vec<(Arc<Gate>, Arc<Unreliable>)>>,
     lives: AtomicU32,
     requests: AtomicU32,
+    polls: AtomicU32,
     calm: AtomicBool,
     /// What clients ask for.
     labels: Vec<Label>,
@@ -67,6 +72,9 @@ pub struct World {
 /// and pause together.
 pub const SOON: Duration = Duration::from_secs(30);
 
+/// As long as that, what a gate took that has died is still held, or is being delivered then.
+const HELD: Duration = Duration::from_secs(15);
+
 /// No attempt takes longer, once there are no faults, nor does settling it.
 const LONGEST: Duration = Duration::from_secs(10);
 
@@ -75,31 +83,47 @@ pub static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
 /// Plays the run of a seed. The same seed gives the same history.
 pub fn run(seed: u64, mutant: Option<Mutant>) -> Run {
+    // Where a mistake is about records, they alone show it best.
+    play(seed, mutant, mutant.is_none_or(Mutant::is_of_deliveries))
+}
+
+/// The same without the route that accepts requests: what its store was asked is about records alone.
+pub fn run_of_records(seed: u64) -> Run {
+    play(seed, None, false)
+}
+
+/// Whether a run has a route that accepts requests.
+pub fn accepts(seed: u64) -> bool {
+    Setup::draw(&mut Dice::of(seed)).accepts
+}
+
+fn play(seed: u64, mutant: Option<Mutant>, may_accept: bool) -> Run {
     let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     // The ids of requests, which clients see in problems.
     fastrand::seed(seed);
     runtime.block_on(async {
         let mut dice = Dice::of(seed);
-        let world = World::new(&mut dice, mutant);
+        let mut setup = Setup::draw(&mut dice);
+        setup.accepts &= may_accept;
+        let world = World::new(setup, &mut dice, mutant);
         world.play(&mut dice).await;
         Run { setup: world.setup.clone(), history: world.history.take(), ledger: world.shelf.ledger.take() }
     })
 }
 
 impl World {
-    fn new(dice: &mut Dice, mutant: Option<Mutant>) -> Arc<Self> {
+    fn new(setup: Setup, dice: &mut Dice, mutant: Option<Mutant>) -> Arc<Self> {
         let history = History::begin();
         let clock = history.clone();
         let memory = Arc::new(Memory::with_clock(Arc::new(move || Timestamp(EPOCH + clock.now()))));
         let books = Arc::new(Books::new(Arc::clone(&memory), history.clone()));
         let shelf = Arc::new(Shelf { memory, books, ledger: Ledger::default(), seen: Seen::default(), mutant });
-        let setup = Setup::draw(dice);
         let site = Site::new(history.clone(), dice.fork(), setup.clone(), Arc::clone(&shelf));
         let is_shared = setup.gates > 1 && dice.percent(60);
         Arc::new(Self {
-            setup,
             cache: is_shared.then(|| Cache::new(history.clone(), dice.fork())),
-            labels: labels(dice),
+            labels: labels(&setup, dice),
+            setup,
             history,
             shelf,
             site,
@@ -107,6 +131,7 @@ impl World {
             kept: Mutex::default(),
             lives: AtomicU32::new(0),
             requests: AtomicU32::new(0),
+            polls: AtomicU32::new(0),
             calm: AtomicBool::new(false),
         })
     }
@@ -117,6 +142,10 @@ impl World {
 
     pub fn next_request(&self) -> Request {
         Request(self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub fn next_poll(&self) -> Poll {
+        Poll(self.polls.fetch_add(1, Ordering::Relaxed))
     }
 
     /// A gate that takes clients, if there is one.
@@ -130,6 +159,7 @@ impl World {
     }
 
     async fn play(self: &Arc<Self>, dice: &mut Dice) {
+        let mut apart = dice.apart();
         for slot in 0..self.setup.gates {
             let life = self.begin(slot, dice);
             self.gates.lock().unwrap().push(life);
@@ -146,6 +176,20 @@ impl World {
             clients.spawn(pursue(Arc::clone(self), errand, dice.fork()));
         }
         let faults = tokio::spawn(Arc::clone(self).go_wrong(length, dice.fork()));
+        if self.setup.accepts {
+            let accepted: Vec<Label> = self.labels.iter().copied().filter(|label| label.route == ACCEPT).collect();
+            for _ in 0..apart.within(3..7) {
+                let errand = Errand {
+                    label: apart.pick(&accepted),
+                    variant: if apart.percent(90) { 0 } else { 1 },
+                    tries: apart.within(1..5) as u32,
+                    start: apart.millis(0..length.as_millis() as u64 * 2 / 3),
+                };
+                clients.spawn(pursue(Arc::clone(self), errand, apart.fork()));
+            }
+            // It ends with the run.
+            tokio::spawn(Arc::clone(self).operate(accepted, apart));
+        }
         faults.await.unwrap();
         self.calm_down(dice).await;
         while let Some(client) = clients.join_next().await {
@@ -158,7 +202,8 @@ impl World {
     fn begin(&self, slot: usize, dice: &mut Dice) -> Arc<Life> {
         let number = LifeNumber(self.lives.fetch_add(1, Ordering::Relaxed) + 1);
         let life = Life::new(number, slot, self.history.clone());
-        let recorded = Arc::new(Recorded { shelf: Arc::clone(&self.shelf), life: Arc::clone(&life) });
+        let keeps_deliveries = self.setup.accepts;
+        let recorded = Arc::new(Recorded { shelf: Arc::clone(&self.shelf), life: Arc::clone(&life), keeps_deliveries });
         let faults = Arc::new(Unreliable::new(Arc::clone(&recorded) as _));
         let pace = self.pace(dice);
         if !self.is_calm() && dice.percent(60) {
@@ -203,6 +248,10 @@ impl World {
                 () = gate::ask_about_unknown(move || Arc::clone(&asking)) => {}
             }
         });
+        if self.setup.accepts {
+            let delivering = Arc::clone(&gate);
+            tokio::spawn(gate::deliver_accepted(move || Arc::clone(&delivering), life.stop()));
+        }
         if dice.percent(70) || self.is_calm() {
             let every = worker::Settings {
                 reap_every: dice.millis(200..1_500),
@@ -240,113 +289,6 @@ impl World {
         let (history, number) = (self.history.clone(), life.number);
         let tell = move |answered| history.add(Event::Recalled { life: number, answered });
         Arc::new(Cached::new(store, &settings, shared, tell))
-    }
-
-    /// What goes wrong, for as long as it does.
-    async fn go_wrong(self: Arc<Self>, length: Duration, mut dice: Dice) {
-        let end = Instant::now() + length;
-        let mut wounds = JoinSet::new();
-        // Some runs have no faults but those of the upstream and the clients.
-        let gap = dice.pick(&[600, 1_500, 4_000, 60_000]);
-        loop {
-            let next = Instant::now() + dice.millis(gap / 4..gap);
-            sleep_until(next.min(end)).await;
-            if next >= end {
-                break;
-            }
-            let life = dice.pick(&self.gates());
-            let wound = dice.weighted(&WOUNDS);
-            wounds.spawn(Arc::clone(&self).suffer(life, wound, dice.fork()));
-        }
-        wounds.shutdown().await;
-    }
-
-    /// Something happens to a gate, and passes.
-    async fn suffer(self: Arc<Self>, life: Arc<Life>, wound: Wound, mut dice: Dice) {
-        if !life.accepts() {
-            return;
-        }
-        let time = dice.millis(50..2_500);
-        match wound {
-            Wound::Death => life.die(),
-            Wound::DeathAtStore => {
-                let side = if dice.percent(50) { Side::Before } else { Side::After };
-                life.light(Some(Fuse::StoreCall(dice.within(0..6) as u32, side)));
-            }
-            Wound::DeathAtWrite => life.light(Some(Fuse::Write(dice.within(0..2) as u32))),
-            Wound::Drain => {
-                life.drain();
-                life.gate().drain(dice.millis(0..3_000)).await;
-                life.die();
-            }
-            Wound::StoreAway => {
-                life.fault("its store is away".to_owned());
-                life.faults().set_away(true);
-                sleep(time).await;
-                life.fault("its store is back".to_owned());
-                life.faults().set_away(false);
-            }
-            Wound::StoreStalled => {
-                life.stall_store(true);
-                sleep(time * 2).await;
-                life.stall_store(false);
-            }
-            Wound::StoreLossy => {
-                life.fault("its store loses calls and answers".to_owned());
-                life.faults().seed(dice.seed(), Some(Rates { lose_answer: 600, lose_call: 350, ..Rates::default() }));
-                sleep(time).await;
-                life.fault("its store loses less".to_owned());
-                life.faults().seed(dice.seed(), Some(rates(&mut dice)));
-            }
-            Wound::UpstreamAway => {
-                life.set_reach(if dice.percent(50) { Reach::Refused } else { Reach::Silent });
-                sleep(time).await;
-                life.set_reach(Reach::Open);
-            }
-            Wound::UpstreamCut => life.cut_upstreams(),
-            Wound::UpstreamStalled => {
-                life.stall_upstreams(true);
-                sleep(time * 2).await;
-                life.stall_upstreams(false);
-            }
-            Wound::ClientsStalled => {
-                life.stall_clients(true);
-                sleep(time).await;
-                life.stall_clients(false);
-            }
-            Wound::CacheFails => {
-                if let Some(wire) = life.wire() {
-                    wire.set_mood(dice.pick(&[Mood::Away, Mood::Away, Mood::Hung, Mood::Lossy, Mood::Lossy]));
-                    sleep(time * 2).await;
-                    wire.set_mood(Mood::Well);
-                }
-            }
-            Wound::CacheDamaged => {
-                if let Some(cache) = &self.cache {
-                    cache.suffer(dice.pick(&DAMAGES), time * 2).await;
-                }
-            }
-            Wound::CacheNotices => {
-                if let Some(cache) = &self.cache {
-                    cache.set_notices(dice.pick(&[Notices::Twice, Notices::Never, Notices::Never]));
-                    sleep(time * 2).await;
-                    cache.set_notices(Notices::Once);
-                }
-            }
-            Wound::Purge => {
-                let label = dice.pick(&self.labels);
-                life.fault(format!("an operator purges {label}"));
-                // Whether it was done, the records tell.
-                drop(life.store().remove(id_of(label)).await);
-            }
-        }
-        if matches!(wound, Wound::DeathAtStore | Wound::DeathAtWrite) {
-            stopped(&mut life.stop()).await;
-        }
-        if life.is_dead() {
-            sleep(dice.millis(0..2_500)).await;
-            self.revive(&life, &mut dice);
-        }
     }
 
     /// Begins another life in the place of a dead one, unless one has begun already.
@@ -397,7 +339,7 @@ impl World {
                 let errand = Errand { label, variant, tries: 1, start: Duration::ZERO };
                 let answer = ask(self, &life, errand, true, dice.fork()).await;
                 match answer.as_ref().map(Answer::word) {
-                    Some(word) if is_final(word, self.setup.policy(label)) => {}
+                    Some(_) if answer.as_ref().is_some_and(|answer| is_final(answer, self.setup.policy(label))) => {}
                     // It stands for the other request.
                     Some("key-reused") => still.push((label, (variant + 1) % VARIANTS, life)),
                     _ => still.push((label, variant, life)),
@@ -409,69 +351,30 @@ impl World {
             }
         }
         sleep(LONGEST).await;
+        for _ in 0..HELD.as_secs() {
+            let deliveries = self.shelf.memory.count_deliveries().await.unwrap();
+            if deliveries.iter().all(|count| count.queued == 0) {
+                break;
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
     }
 }
 
 /// Whether an answer is one for good. Where the upstream can be asked, no outcome stays unknown.
-pub fn is_final(word: &str, policy: &Policy) -> bool {
-    match word {
+pub fn is_final(answer: &Answer, policy: &Policy) -> bool {
+    match answer.word() {
+        // It was given up.
+        "accepted" => answer.body.windows(6).any(|text| text == b"\"dead\""),
         "executed" | "replayed" | "recovered" | "released" | "response-not-stored" => true,
         "outcome-unknown" => !matches!(policy.recovery, Recovery::Probe(_)),
         _ => false,
     }
 }
 
-/// What happens to a gate.
-#[derive(Clone, Copy, Debug)]
-enum Wound {
-    Death,
-    DeathAtStore,
-    DeathAtWrite,
-    Drain,
-    StoreAway,
-    StoreStalled,
-    StoreLossy,
-    UpstreamAway,
-    UpstreamCut,
-    UpstreamStalled,
-    ClientsStalled,
-    CacheFails,
-    /// The cache is all gates'.
-    CacheDamaged,
-    CacheNotices,
-    /// It is not wounded by that.
-    Purge,
-}
-
-const DAMAGES: [Damage; 5] = [Damage::Flushed, Damage::Junk, Damage::Cut, Damage::Swapped, Damage::Restored];
-
-const WOUNDS: [(u64, Wound); 15] = [
-    (3, Wound::Death),
-    (3, Wound::DeathAtStore),
-    (2, Wound::DeathAtWrite),
-    (1, Wound::Drain),
-    (3, Wound::StoreAway),
-    (4, Wound::StoreStalled),
-    (3, Wound::StoreLossy),
-    (1, Wound::UpstreamAway),
-    (1, Wound::UpstreamCut),
-    (1, Wound::UpstreamStalled),
-    (1, Wound::ClientsStalled),
-    (4, Wound::CacheFails),
-    (5, Wound::CacheDamaged),
-    (1, Wound::CacheNotices),
-    (5, Wound::Purge),
-];
-
-fn rates(dice: &mut Dice) -> Rates {
-    let worst = dice.pick(&[20, 100, 250]);
-    let mut rate = || dice.within(0..worst) as u16;
-    let (refuse, lose_answer, lose_call, delay) = (rate(), rate(), rate(), rate());
-    Rates { refuse, lose_answer, lose_call, delay, longest: dice.millis(1..3_000) }
-}
-
 /// What clients of a run ask for: few keys, so that they meet.
-fn labels(dice: &mut Dice) -> Vec<Label> {
+fn labels(setup: &Setup, dice: &mut Dice) -> Vec<Label> {
+    let mut apart = dice.apart();
     let mut labels = Vec::new();
     for _ in 0..dice.within(1..4) {
         let route = dice.weighted(&[(4, 0), (4, 1), (1, 2), (4, PROBE), (3, RESEND)]);
@@ -480,6 +383,12 @@ fn labels(dice: &mut Dice) -> Vec<Label> {
         if dice.percent(40) {
             labels.push(Label { tenant: 1, ..label });
         }
+    }
+    if setup.accepts {
+        // Those of one tenant wait for one another, where that is the order.
+        let label = |tenant, key| Label { route: ACCEPT, tenant, key };
+        labels.extend((0..apart.within(1..4) as usize).map(|key| label(0, key)));
+        labels.extend(apart.percent(40).then(|| label(1, 0)));
     }
     labels.sort_unstable();
     labels.dedup();

@@ -11,6 +11,7 @@
 //! # });
 //! ```
 
+mod deliveries;
 #[cfg(test)]
 mod tests;
 
@@ -84,6 +85,17 @@ pub enum Operation {
     Amend,
     Entries,
     SweepEntries,
+    Accept,
+    Delivery,
+    TakeDue,
+    ChangeDelivery,
+    Requeue,
+    Discard,
+    Deliveries,
+    CountDeliveries,
+    Pause,
+    Paused,
+    SweepDeliveries,
 }
 
 /// How often chance strikes, in calls of a thousand.
@@ -262,7 +274,7 @@ impl Store for Unreliable {
     }
 
     fn deliveries(&self) -> Option<&dyn Deliveries> {
-        self.inner.deliveries()
+        self.inner.deliveries().map(|_| self as &dyn Deliveries)
     }
 
     fn audit(&self) -> Option<&dyn AuditLog> {

@@ -93,6 +93,7 @@ fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
                 || standing.state == State::InFlight && standing.is_past(facts.at(got.index))
         })
         .and_then(|()| retry_after(got, false)),
+        "accepted" => accepted(facts, got).and_then(|()| retry_after(got, true)),
         "still-running" | "store-unavailable" | "upstream-unreachable" => retry_after(got, true),
         "upstream-broken" | "upstream-timeout" => retry_after(got, false),
         word => wrong(&format!("{word} is no answer to a request that is well-formed")),
@@ -175,6 +176,21 @@ fn as_given_by(answer: &Answer, given: &Answer) -> Result<(), Fault> {
 fn end_to_end(answer: &Answer) -> Vec<&(String, String)> {
     let passes = |name: &str| !ADDED.contains(&name) && name != "idempotency-control";
     answer.headers.iter().filter(|(name, _)| passes(name)).collect()
+}
+
+/// A request that is accepted waits for its delivery, or is under way by its record.
+fn accepted(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
+    let Got { sent, index, .. } = got;
+    let waits = facts.all_waiting(sent.label, sent.index, *index).into_iter().flatten();
+    let stands = facts.standings(sent.label, sent.index, *index).into_iter().flatten();
+    let stands = stands.filter(|standing| standing.state != State::Completed);
+    if got.answer.status != 202 || got.answer.header("location").is_none() {
+        return wrong("it does not say where its status is");
+    }
+    if waits.map(|it| it.variant).chain(stands.map(|it| it.variant)).any(|variant| variant == Some(sent.variant)) {
+        return Ok(());
+    }
+    Err((Invariant::DurableBeforeAnswer, "no such request waits for its delivery".to_owned()))
 }
 
 /// What the answer of an attempt says of its record must be durable by now.
@@ -395,7 +411,9 @@ fn in_flight(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
 /// An attempt for a request that fits was claimed before: where it runs, its own gate goes by that, and not by the record.
 fn ever(facts: &Facts<'_>, got: &Got<'_>, fits: impl Fn(usize) -> bool) -> Result<(), Fault> {
     let standings = facts.standings(got.sent.label, 0, got.index);
-    if standings.iter().flatten().any(|standing| standing.variant.is_some_and(&fits)) {
+    let waited = facts.all_waiting(got.sent.label, 0, got.index);
+    let waited = waited.iter().flatten().map(|waiting| waiting.variant);
+    if standings.iter().flatten().map(|standing| standing.variant).chain(waited).flatten().any(fits) {
         return Ok(());
     }
     wrong("no such request was claimed")

@@ -57,9 +57,7 @@ fn answered(facts: &Facts<'_>, calm: usize, found: &mut Vec<Violation>) {
     let mut asked: BTreeMap<(LifeNumber, Label), (usize, bool)> = BTreeMap::new();
     for (request, sent) in facts.sent.iter().filter(|(_, sent)| sent.is_probe) {
         let settled = match facts.ended.get(request) {
-            Some((index, Some(answer))) => {
-                is_final(answer.word(), facts.setup.policy(sent.label)) && facts.at(*index) <= soon
-            }
+            Some((index, Some(answer))) => is_final(answer, facts.setup.policy(sent.label)) && facts.at(*index) <= soon,
             _ => false,
         };
         let known = asked.entry((sent.life, sent.label)).or_insert((sent.index, false));

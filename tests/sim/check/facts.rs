@@ -9,7 +9,9 @@ use oncegate::store::unreliable::Operation;
 
 use super::endings::millis;
 use super::{Invariant, Violation};
-use crate::history::{Answer, Connection, Entry, Event, Label, LifeNumber, Question, Request, Standing, Token, Told};
+use crate::history::{
+    Answer, Connection, Entry, Event, Label, LifeNumber, Poll, Question, Request, Standing, Token, Told, Waiting,
+};
 use crate::setup::Setup;
 
 /// All places are indices of the history.
@@ -54,6 +56,44 @@ pub struct Facts<'a> {
     /// Where a request ended, and with which answer.
     pub ended: BTreeMap<Request, (usize, Option<&'a Answer>)>,
     pub calm: Option<usize>,
+    /// What waits for its delivery, of each key, from which place on.
+    pub queue: BTreeMap<Label, Vec<(usize, Option<&'a Waiting>)>>,
+    pub acceptances: BTreeMap<Request, Acceptance<'a>>,
+    /// From where on accepted requests were held back, or went again.
+    pub pauses: Vec<(usize, bool)>,
+    pub polls: BTreeMap<Poll, Polled<'a>>,
+}
+
+/// An accepted request.
+#[derive(Debug)]
+pub struct Acceptance<'a> {
+    pub index: usize,
+    pub label: Label,
+    /// What stood then.
+    pub first: &'a Waiting,
+    /// What became of it, where, and by what.
+    pub changes: Vec<(usize, Operation, Option<&'a Waiting>)>,
+}
+
+/// A client's question for a status.
+#[derive(Clone, Copy, Debug)]
+pub struct Polled<'a> {
+    pub index: usize,
+    pub label: Label,
+    pub answered: Option<(usize, &'a str)>,
+}
+
+impl<'a> Acceptance<'a> {
+    /// What stands of it right after a place.
+    pub fn standing(&self, index: usize) -> Option<&'a Waiting> {
+        let changes = self.changes.iter().take_while(|(at, ..)| *at <= index);
+        changes.last().map_or(Some(self.first).filter(|_| self.index <= index), |(.., standing)| *standing)
+    }
+
+    pub fn was_given_up(&self, index: usize) -> bool {
+        let mut before = self.changes.iter().take_while(|(at, ..)| *at <= index);
+        before.any(|(.., standing)| standing.is_some_and(|standing| standing.is_dead))
+    }
 }
 
 /// A run of the upstream.
@@ -125,6 +165,10 @@ impl<'a> Facts<'a> {
             sent: BTreeMap::new(),
             ended: BTreeMap::new(),
             calm: None,
+            queue: BTreeMap::new(),
+            acceptances: BTreeMap::new(),
+            pauses: Vec::new(),
+            polls: BTreeMap::new(),
         };
         for (index, entry) in history.iter().enumerate() {
             facts.add(index, &entry.event);
@@ -214,6 +258,28 @@ impl<'a> Facts<'a> {
                 }
             }
             Event::Calm => self.calm = Some(index),
+            Event::Queued { op, label, before, after, .. } => {
+                self.queue.entry(*label).or_default().push((index, after.as_ref()));
+                let (was, is) = (before.as_ref(), after.as_ref());
+                if let Some(was) = was {
+                    let stands = is.filter(|is| is.token == was.token);
+                    let own = self.acceptances.get_mut(&was.request);
+                    own.into_iter().for_each(|own| own.changes.push((index, *op, stands)));
+                }
+                if let Some(first) = is.filter(|is| was.is_none_or(|was| was.token != is.token)) {
+                    let acceptance = Acceptance { index, label: *label, first, changes: Vec::new() };
+                    self.acceptances.insert(first.request, acceptance);
+                }
+            }
+            Event::Paused { is_paused, .. } => self.pauses.push((index, *is_paused)),
+            Event::Polls { poll, label, .. } => {
+                self.polls.insert(*poll, Polled { index, label: *label, answered: None });
+            }
+            Event::Polled { poll, word } => {
+                if let Some(polled) = self.polls.get_mut(poll) {
+                    polled.answered = Some((index, word));
+                }
+            }
             Event::Born { .. }
             | Event::Fault { .. }
             | Event::Cache { .. }
@@ -241,6 +307,30 @@ impl<'a> Facts<'a> {
     /// Everything that stood for a key right after `from`, or came to stand up to `to`, in order.
     pub fn standings(&self, label: Label, from: usize, to: usize) -> Vec<Option<&'a Standing>> {
         among(&self.records, label, from, to)
+    }
+
+    /// What waits for its delivery of a key right after a place.
+    pub fn waiting(&self, label: Label, index: usize) -> Option<&'a Waiting> {
+        self.all_waiting(label, index, index).pop().flatten()
+    }
+
+    /// Everything that waited right after `from`, or came to wait up to `to`, in order.
+    pub fn all_waiting(&self, label: Label, from: usize, to: usize) -> Vec<Option<&'a Waiting>> {
+        among(&self.queue, label, from, to)
+    }
+
+    /// Whether accepted requests are held back at a place.
+    pub fn is_paused(&self, index: usize) -> bool {
+        self.pauses.iter().rfind(|(at, _)| *at < index).is_some_and(|(_, is_paused)| *is_paused)
+    }
+
+    /// The requests of a route that left a gate, and where.
+    pub fn written_for(&self, route: usize) -> impl Iterator<Item = (Request, Label, &Vec<usize>)> {
+        let of = move |(request, writes)| {
+            let label = self.sent.get::<Request>(request)?.label;
+            (label.route == route).then_some((*request, label, writes))
+        };
+        self.written.iter().filter_map(of)
     }
 
     /// Whether somebody had the right to ask about a key between a time and a place, or so shortly before that a gate may
@@ -364,12 +454,12 @@ impl<'a> Facts<'a> {
 }
 
 /// What stood in a list of changes right after `from`, or came to stand up to `to`, in order.
-fn among<'a>(
-    changes: &BTreeMap<Label, Vec<(usize, Option<&'a Standing>)>>,
+fn among<'a, T>(
+    changes: &BTreeMap<Label, Vec<(usize, Option<&'a T>)>>,
     label: Label,
     from: usize,
     to: usize,
-) -> Vec<Option<&'a Standing>> {
+) -> Vec<Option<&'a T>> {
     let Some(changes) = changes.get(&label) else { return vec![None] };
     let first = changes.partition_point(|(index, _)| *index <= from);
     let past = changes.partition_point(|(index, _)| *index <= to);

@@ -2,6 +2,7 @@
 
 mod answers;
 mod calm;
+mod deliveries;
 mod endings;
 mod facts;
 mod questions;
@@ -65,6 +66,26 @@ pub enum Invariant {
     EveryAttemptSettles,
     /// Once faults stop, every key soon answers for good at every gate.
     EveryKeyAnswers,
+    /// A request is accepted only where its key has no record that lives and nothing that waits.
+    AcceptedOnce,
+    /// What was accepted stays until its record has its end, it expires after it was given up, or an operator discards it.
+    DeliveryStays,
+    /// A delivery is taken only when it is due, and is not due again before its hold ends.
+    TakenIsHeld,
+    /// Nothing is taken of a route that is paused.
+    PauseHolds,
+    /// A request is given up after so many attempts, after so long a time, or where its outcome is unknown.
+    GivenUpByRule,
+    /// An accepted request leaves for the upstream only after it was accepted durably.
+    AcceptedBeforeRun,
+    /// What is delivered in order leaves only when what was accepted before it in its scope is over, or was given up.
+    InOrder,
+    /// The record of an accepted request is not swept while that waits.
+    RecordOutlivesDelivery,
+    /// The status of a request is what it was when somebody asked; one that waits is known.
+    StatusFits,
+    /// Once faults stop, every accepted request comes to an end.
+    EveryDeliveryEnds,
 }
 
 /// Where it does not hold.
@@ -98,6 +119,7 @@ pub fn check(setup: &Setup, history: &[Entry]) -> Vec<Violation> {
     questions::check(&facts, &mut found);
     answers::check(&facts, &mut found);
     calm::check(&facts, &mut found);
+    deliveries::check(&facts, &mut found);
     found.sort_by_key(|violation| (violation.index, violation.invariant));
     found
 }

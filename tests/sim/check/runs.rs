@@ -2,7 +2,8 @@
 
 use super::facts::{Facts, Sent};
 use super::{Invariant, Violation};
-use crate::history::{Answer, Event, Request, Token};
+use crate::history::{Answer, Event, Label, Request, Token};
+use crate::setup::ACCEPT;
 use oncegate::idempotency::policy::StoreFailure;
 use oncegate::idempotency::recovery::Recovery;
 
@@ -37,6 +38,9 @@ fn once(facts: &Facts<'_>, found: &mut Vec<Violation>) {
     }
     for (request, writes) in facts.written.iter().filter(|(_, writes)| writes.len() > 1) {
         let label = facts.sent.get(request).map(|sent| sent.label);
+        if is_accepted(label) {
+            continue;
+        }
         let attempts = match label.map(|label| &facts.setup.policy(label).recovery) {
             Some(Recovery::Resend(resend)) => resend.attempts as usize,
             _ => 1,
@@ -56,7 +60,9 @@ fn once(facts: &Facts<'_>, found: &mut Vec<Violation>) {
     let mut ran: Vec<_> = facts.runs.values().collect();
     ran.sort_by_key(|run| run.index);
     for (place, run) in ran.iter().enumerate() {
-        if let Some(first) = ran[..place].iter().find(|first| first.request == run.request) {
+        if !is_accepted(Some(run.label))
+            && let Some(first) = ran[..place].iter().find(|first| first.request == run.request)
+        {
             let at = facts.at(first.index);
             again(run.index, Some(run.label), format!("request {} ran already at {at} ms", run.request.0));
         }
@@ -66,6 +72,11 @@ fn once(facts: &Facts<'_>, found: &mut Vec<Violation>) {
             again(run.index, Some(run.label), format!("{token} runs again"));
         }
     }
+}
+
+/// What is accepted is delivered again after a release: see [`super::deliveries`].
+fn is_accepted(label: Option<Label>) -> bool {
+    label.is_some_and(|label| label.route == ACCEPT)
 }
 
 fn claimed(facts: &Facts<'_>, found: &mut Vec<Violation>) {
@@ -125,13 +136,15 @@ fn nothing_sent(
 ) {
     let word = answer.word();
     // The upstream's own answer may leave an unknown outcome behind; a problem tells of somebody else's attempt.
+    // A request that could not be accepted may be kept all the same, and is delivered then.
+    let may_be_kept = is_accepted(Some(sent.label)) && word == "store-unavailable";
     let says_nothing = NOTHING_SENT.contains(&word) || word == "outcome-unknown" && answer.is_problem();
-    if let (true, Some(writes)) = (says_nothing, facts.written.get(&request)) {
+    if let (true, Some(writes)) = (says_nothing && !may_be_kept, facts.written.get(&request)) {
         let why = format!("request {} gets {word}, and was sent at {} ms", request.0, facts.at(writes[0]));
         found.push(facts.violation(Invariant::NothingSent, index, sent.label, why));
     }
 }
 
-fn label_of(facts: &Facts<'_>, token: Token) -> Option<crate::history::Label> {
+fn label_of(facts: &Facts<'_>, token: Token) -> Option<Label> {
     facts.claims.get(&token).map(|claims| claims[0].1)
 }

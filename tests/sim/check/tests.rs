@@ -1,5 +1,6 @@
 //! The checker itself: histories told by hand, each wrong in one way.
 
+mod deliveries;
 mod recoveries;
 mod tale;
 

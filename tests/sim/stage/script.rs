@@ -18,7 +18,7 @@ use crate::history::EPOCH;
 use crate::ledger::{Call, Line, Said};
 use crate::seeds::asked_for;
 use crate::setup::PATHS;
-use crate::world::run;
+use crate::world::run_of_records;
 
 /// How many runs make a crowd.
 const CROWD: u64 = 16;
@@ -83,7 +83,7 @@ struct Cue {
 
 /// The run of a seed as it was. An operator looks at its records meanwhile, and removes them when it is over.
 fn alone(seed: u64) -> Vec<Line> {
-    let ledger = run(seed, None).ledger;
+    let ledger = run_of_records(seed).ledger;
     for (was, is) in ledger.iter().zip(carried_out(ledger.iter().map(Cue::of))) {
         assert_eq!(was.said, is.said, "seed {seed}: the ledger lacks what changed the store before {was}");
     }
@@ -105,7 +105,7 @@ fn crowd(seeds: Range<u64>) -> Vec<Line> {
     let mut cues = Vec::new();
     let mut all = Vec::new();
     for seed in seeds.clone() {
-        let ledger = run(seed, None).ledger;
+        let ledger = run_of_records(seed).ledger;
         let mut ledger = without_repetition(ledger, &mut Dice::of(seed), |said| {
             matches!(said, Said::Counts(_) | Said::Changes(_) | Said::Count(0))
         });

@@ -74,7 +74,7 @@ impl Site {
             content: Some(content),
         };
         let end = End::Complete { answer: kept.encode(), expiry: Expiry::FromClaim(policy.ttl) };
-        let upstream = Recorded { shelf: Arc::clone(&self.shelf), life: Arc::clone(life) };
+        let upstream = Recorded { shelf: Arc::clone(&self.shelf), life: Arc::clone(life), keeps_deliveries: false };
         let kept = Event::Kept { serial, token, answer: answer.clone() };
         upstream.complete_beside(id_of(arrived.label), attempt_of(attempt), end, kept).await;
     }

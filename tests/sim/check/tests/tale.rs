@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, StatusCode};
 use oncegate::idempotency::codec;
+use oncegate::idempotency::delivery::{Deliver, Order};
 use oncegate::idempotency::policy::{InFlight, Policy};
 use oncegate::idempotency::record::State;
 use oncegate::idempotency::recovery::{Probe, Recovery, Resend};
@@ -13,14 +14,15 @@ use oncegate::store::unreliable::Operation;
 use crate::check::{Invariant, check};
 use crate::dice::Dice;
 use crate::history::{
-    Answer, Connection, EPOCH, Entry, Event, Label, LifeNumber, Question, Request, Standing, Token, Told,
+    Answer, Connection, EPOCH, Entry, Event, Label, LifeNumber, Question, Request, Standing, Token, Told, Waiting,
 };
-use crate::setup::{PROBE, RESEND, Setup};
+use crate::setup::{ACCEPT, PROBE, RESEND, Setup};
 
 pub(super) const HOLD: Label = Label { route: 0, tenant: 0, key: 0 };
 pub(super) const RETRY: Label = Label { route: 1, tenant: 0, key: 0 };
 pub(super) const PROBED: Label = Label { route: PROBE, tenant: 0, key: 0 };
 pub(super) const RESENT: Label = Label { route: RESEND, tenant: 0, key: 0 };
+pub(super) const ACCEPTED: Label = Label { route: ACCEPT, tenant: 0, key: 0 };
 pub(super) const ONE: LifeNumber = LifeNumber(1);
 pub(super) const A: Token = Token(1 << 32);
 /// Another of the same gate.
@@ -35,14 +37,15 @@ pub(super) const UNKNOWN_TTL: u64 = 5_000;
 /// A history that is being told.
 pub(super) struct Tale {
     pub(super) label: Label,
-    now: u64,
+    pub(super) now: u64,
     pub(super) standing: Option<Standing>,
+    pub(super) waiting: Option<Waiting>,
     pub(super) entries: Vec<Entry>,
 }
 
 impl Tale {
     pub(super) fn of(label: Label) -> Self {
-        let mut tale = Self { label, now: 0, standing: None, entries: Vec::new() };
+        let mut tale = Self { label, now: 0, standing: None, waiting: None, entries: Vec::new() };
         tale.add(Event::Born { life: ONE, slot: 0 });
         tale
     }
@@ -74,6 +77,11 @@ impl Tale {
             self.add(Event::Told { life: ONE, op, label: Some(label), token: by, told: Told::Settled });
         }
         self
+    }
+
+    pub(super) fn queued(&mut self, op: Operation, after: Option<Waiting>) -> &mut Self {
+        let (label, before) = (self.label, std::mem::replace(&mut self.waiting, after.clone()));
+        self.add(Event::Queued { life: ONE, op, label, before, after })
     }
 
     pub(super) fn claimed(&mut self, token: Token) -> &mut Self {
@@ -229,6 +237,13 @@ pub(super) fn setup() -> Setup {
             ..Policy::default()
         };
     }
+    setup.policies[ACCEPT].deliver = Deliver {
+        attempts: 2,
+        max_backoff: Duration::from_secs(1),
+        give_up_after: Duration::from_secs(60),
+        order: Order::Scope,
+        ..Deliver::default()
+    };
     setup.max_age = Some(Duration::from_millis(MAX_AGE));
     setup.settle_timeout = Duration::from_secs(1);
     setup.set_timeouts(Duration::from_secs(2));

@@ -1,0 +1,355 @@
+//! Requests that are delivered later, which do not outlive the process either: no configuration promises them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::{Memory, Tables};
+use crate::idempotency::record::{Attempt, RecordId, Timestamp};
+use crate::store::deliveries::{
+    Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
+    Lane, NewDelivery, Sequence, Take, Taken,
+};
+use crate::store::resealing::DeliveryValues;
+use crate::store::{Error, OriginId, rules};
+
+/// The deliveries, and the routes that are paused.
+#[derive(Default)]
+pub(super) struct Queue {
+    kept: BTreeMap<RecordId, Kept>,
+    paused: BTreeSet<i64>,
+    last: u64,
+}
+
+struct Kept {
+    /// Without its origin, which may become known later.
+    delivery: Delivery,
+    origin: OriginId,
+    request: Bytes,
+    body: Bytes,
+}
+
+#[async_trait]
+impl Deliveries for Memory {
+    async fn accept(&self, id: RecordId, new: NewDelivery) -> Result<Acceptance, Error> {
+        self.with(|tables, now| {
+            let entry = tables.entries.get(&id).map(|entry| &entry.record);
+            if let Some(record) = entry.filter(|record| rules::is_live(record.state, record.until, now)) {
+                return Acceptance::Recorded { record: record.clone(), now };
+            }
+            match tables.queue.kept.get(&id) {
+                Some(kept) if kept.delivery.token == new.token => Acceptance::Accepted,
+                Some(kept) => Acceptance::Queued(tables.shown(kept)),
+                None => {
+                    tables.queue.keep(id, new, now);
+                    Acceptance::Accepted
+                }
+            }
+        })
+    }
+
+    async fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Error> {
+        self.with(|tables, _| tables.queue.kept.get(&id).map(|kept| tables.shown(kept)))
+    }
+
+    async fn take_due(&self, take: Take) -> Result<Batch, Error> {
+        self.with(|tables, now| tables.take_due(&take, now))
+    }
+
+    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+        self.with(|tables, now| tables.queue.change(taken, change, now))
+    }
+
+    async fn requeue(&self, id: RecordId) -> Result<bool, Error> {
+        self.with(|tables, now| match tables.queue.kept.get_mut(&id) {
+            Some(Kept { delivery, .. }) if delivery.is_dead() => {
+                delivery.queued_at = now;
+                delivery.state = DeliveryState::Queued { due: now };
+                (delivery.attempts, delivery.note) = (0, None);
+                true
+            }
+            Some(_) | None => false,
+        })
+    }
+
+    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
+        self.with(|tables, _| tables.queue.kept.remove(&id).is_some())
+    }
+
+    async fn deliveries(
+        &self,
+        filter: DeliveryFilter,
+        after: Option<Sequence>,
+        limit: usize,
+    ) -> Result<DeliveryPage, Error> {
+        self.with(|tables, now| {
+            let deliveries = tables.queue.kept.values().map(|kept| tables.shown(kept));
+            let mut found: Vec<Delivery> = deliveries
+                .filter(|delivery| after.is_none_or(|after| delivery.sequence > after) && filter.passes(delivery))
+                .collect();
+            found.sort_by_key(|delivery| delivery.sequence);
+            // One extra delivery shows whether there are more.
+            found.truncate(limit.saturating_add(1));
+            DeliveryPage::of(found, now, limit)
+        })
+    }
+
+    async fn count_deliveries(&self) -> Result<Vec<DeliveryCount>, Error> {
+        self.with(|tables, now| {
+            let mut counts: BTreeMap<i64, DeliveryCount> = BTreeMap::new();
+            for Kept { delivery, origin, .. } in tables.queue.kept.values() {
+                let count = counts.entry(origin.0).or_insert_with(|| {
+                    let origin = tables.origins.get(&origin.0).cloned();
+                    DeliveryCount { origin, queued: 0, oldest: None, dead: 0 }
+                });
+                if delivery.is_dead() {
+                    count.dead += 1;
+                } else {
+                    count.queued += 1;
+                    count.oldest = count.oldest.max(Some(now.since(delivery.accepted_at)));
+                }
+            }
+            counts.into_values().collect()
+        })
+    }
+
+    async fn pause(&self, origin: OriginId, is_paused: bool) -> Result<bool, Error> {
+        self.with(|tables, _| match is_paused {
+            true => tables.queue.paused.insert(origin.0),
+            false => tables.queue.paused.remove(&origin.0),
+        })
+    }
+
+    async fn paused(&self) -> Result<Vec<OriginId>, Error> {
+        self.with(|tables, _| tables.queue.paused.iter().copied().map(OriginId).collect())
+    }
+
+    async fn sweep_deliveries(&self, limit: usize) -> Result<usize, Error> {
+        self.with(|tables, now| {
+            let is_past = |kept: &&Kept| match kept.delivery.state {
+                DeliveryState::Dead { until } => rules::is_past(until, now),
+                DeliveryState::Queued { .. } => false,
+            };
+            let past = tables.queue.kept.values().filter(is_past).take(limit);
+            let past: Vec<RecordId> = past.map(|kept| kept.delivery.id).collect();
+            past.iter().for_each(|id| drop(tables.queue.kept.remove(id)));
+            past.len()
+        })
+    }
+}
+
+impl Tables {
+    pub(super) fn delivery_values(&self, id: RecordId) -> Option<(Delivery, DeliveryValues)> {
+        let kept = self.queue.kept.get(&id)?;
+        let (head, note) = (kept.delivery.head.clone(), kept.delivery.note.clone());
+        let values = DeliveryValues { head, request: kept.request.clone(), body: kept.body.clone(), note };
+        Some((self.shown(kept), values))
+    }
+
+    fn shown(&self, kept: &Kept) -> Delivery {
+        Delivery { origin: self.origins.get(&kept.origin.0).cloned(), ..kept.delivery.clone() }
+    }
+
+    fn take_due(&mut self, take: &Take, now: Timestamp) -> Batch {
+        let idle = Batch { after: take.after, ..Batch::default() };
+        if self.queue.paused.contains(&take.origin.0) {
+            return idle;
+        }
+        let Some(due) = self.queue.next_due(take.origin) else { return idle };
+        if due > now {
+            return Batch { next_due_in: Some(due.since(now)), ..idle };
+        }
+        let mut batch = self.queue.choose(take, now);
+        let (chosen, until, mut bytes) = (std::mem::take(&mut batch.taken), now.plus(take.hold), 0);
+        for mut taken in chosen {
+            if bytes >= take.max_bytes {
+                batch.is_more = true;
+                break;
+            }
+            bytes += taken.request.len() + taken.body.len();
+            if let Some(kept) = self.queue.kept.get_mut(&taken.delivery.id) {
+                kept.delivery.state = DeliveryState::Queued { due: until };
+                taken.delivery.state = kept.delivery.state;
+                taken.delivery.origin = self.origins.get(&kept.origin.0).cloned();
+            }
+            batch.taken.push(taken);
+        }
+        batch
+    }
+}
+
+impl Queue {
+    /// Whether there is a delivery of an id.
+    pub(super) fn has(&self, id: RecordId) -> bool {
+        self.kept.contains_key(&id)
+    }
+
+    /// Where each delivery comes from.
+    pub(super) fn all(&self) -> impl Iterator<Item = (OriginId, &Delivery)> {
+        self.kept.values().map(|kept| (kept.origin, &kept.delivery))
+    }
+
+    pub(super) fn reseal(
+        &mut self,
+        id: RecordId,
+        token: Attempt,
+        seen: Option<&Bytes>,
+        values: DeliveryValues,
+    ) -> bool {
+        let Some(kept) = self.kept.get_mut(&id) else { return false };
+        if kept.delivery.token != token || kept.delivery.note.as_ref() != seen {
+            return false;
+        }
+        let DeliveryValues { head, request, body, note } = values;
+        (kept.delivery.head, kept.delivery.note, kept.request, kept.body) = (head, note, request, body);
+        true
+    }
+
+    fn keep(&mut self, id: RecordId, new: NewDelivery, now: Timestamp) {
+        let NewDelivery { token, origin, lane, head, request, body } = new;
+        self.last += 1;
+        let delivery = Delivery {
+            id,
+            token,
+            sequence: Sequence(self.last),
+            origin: None,
+            lane,
+            accepted_at: now,
+            queued_at: now,
+            state: DeliveryState::Queued { due: now },
+            attempts: 0,
+            head,
+            note: None,
+        };
+        self.kept.insert(id, Kept { delivery, origin, request, body });
+    }
+
+    /// When the next delivery of an origin is due, or since when it has been.
+    fn next_due(&self, origin: OriginId) -> Option<Timestamp> {
+        let dues = self.kept.values().filter(|kept| kept.origin == origin).filter_map(|kept| kept.delivery.due());
+        dues.min()
+    }
+
+    /// What is taken of all that is due: the oldest, and where that is not all, one of each lane in turn for a half.
+    fn choose(&self, take: &Take, now: Timestamp) -> Batch {
+        let queued = || self.kept.values().filter(|kept| kept.origin == take.origin && !kept.delivery.is_dead());
+        let mut first: BTreeMap<Lane, Sequence> = BTreeMap::new();
+        for Kept { delivery, .. } in queued() {
+            let first = first.entry(delivery.lane).or_insert(delivery.sequence);
+            *first = delivery.sequence.min(*first);
+        }
+        let mut due: Vec<&Kept> = queued()
+            .filter(|Kept { delivery, .. }| delivery.due().is_some_and(|due| due <= now))
+            .filter(|Kept { delivery, .. }| !take.is_ordered || first.get(&delivery.lane) == Some(&delivery.sequence))
+            .collect();
+        due.sort_by_key(|kept| (kept.delivery.due(), kept.delivery.sequence));
+        let limit = take.limit.max(1);
+        let is_more = due.len() > limit;
+        let mut chosen: Vec<&Kept> = Vec::new();
+        let mut after = take.after;
+        if is_more {
+            chosen.extend(due.drain(..limit.div_ceil(2)));
+            let mut of_lane: BTreeMap<Lane, &Kept> = BTreeMap::new();
+            for kept in due.iter().rev() {
+                of_lane.insert(kept.delivery.lane, kept);
+            }
+            let (before, behind): (Vec<_>, Vec<_>) =
+                of_lane.into_iter().partition(|(lane, _)| Some(*lane) <= take.after);
+            for (lane, kept) in behind.into_iter().chain(before).take(limit - chosen.len()) {
+                chosen.push(kept);
+                after = Some(lane);
+            }
+            due.retain(|kept| !chosen.iter().any(|chosen| chosen.delivery.id == kept.delivery.id));
+        }
+        // Where there are few lanes.
+        due.truncate(limit - chosen.len());
+        chosen.extend(due);
+        let taken = |kept: &Kept| Taken {
+            delivery: kept.delivery.clone(),
+            now,
+            request: kept.request.clone(),
+            body: kept.body.clone(),
+        };
+        Batch { taken: chosen.into_iter().map(taken).collect(), is_more, after, next_due_in: None }
+    }
+
+    fn change(&mut self, Held { id, token, until }: Held, change: Change, now: Timestamp) -> bool {
+        let Some(Kept { delivery, .. }) = self.kept.get_mut(&id).filter(|kept| kept.delivery.token == token) else {
+            return false;
+        };
+        let is_held = delivery.state == DeliveryState::Queued { due: until };
+        let mut turn = |span: Duration, state: fn(Timestamp) -> DeliveryState, is_attempt, note| {
+            if is_held {
+                delivery.state = state(now.plus(span));
+                delivery.attempts += u32::from(is_attempt);
+                delivery.note = Option::or(note, delivery.note.take());
+            }
+            is_held
+        };
+        match change {
+            Change::Finish => self.kept.remove(&id).is_some(),
+            Change::Postpone { delay, is_attempt, note } => {
+                turn(delay, |due| DeliveryState::Queued { due }, is_attempt, note)
+            }
+            Change::Park { ttl, is_attempt, note } => {
+                turn(ttl, |until| DeliveryState::Dead { until }, is_attempt, Some(note))
+            }
+        }
+    }
+}
+
+impl Delivery {
+    /// When it is due, unless it is dead.
+    fn due(&self) -> Option<Timestamp> {
+        match self.state {
+            DeliveryState::Queued { due } => Some(due),
+            DeliveryState::Dead { .. } => None,
+        }
+    }
+}
+
+impl DeliveryFilter {
+    fn passes(&self, delivery: &Delivery) -> bool {
+        let is_of = |wanted: &Option<_>, part: fn(&crate::store::Origin) -> &std::sync::Arc<str>| {
+            wanted.as_ref().is_none_or(|wanted| delivery.origin.as_ref().is_some_and(|origin| part(origin) == wanted))
+        };
+        is_of(&self.service, |origin| &origin.service)
+            && is_of(&self.route, |origin| &origin.route)
+            && self.is_dead.is_none_or(|is_dead| is_dead == delivery.is_dead())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::idempotency::record::State;
+    use crate::store::contract::{fresh, model};
+    use crate::store::{End, Expiry, Fresh, Store};
+
+    /// A delivery whose end was lost finds what became of its attempt, however late.
+    #[tokio::test]
+    async fn a_record_is_not_swept_while_its_delivery_stands() {
+        let (clock, step) = model::stopped_clock();
+        let memory = Memory::with_clock(clock);
+        let (one, other) = (RecordId([1; 32]), RecordId([2; 32]));
+        let (token, origin, nothing) = (Attempt([9; 16]), OriginId(1), Bytes::new);
+        let new = NewDelivery { token, origin, lane: Lane(0), head: nothing(), request: nothing(), body: nothing() };
+        memory.accept(one, new).await.unwrap();
+        for (number, id) in [(1, one), (2, other)] {
+            let fresh: Fresh = fresh(number);
+            let attempt = fresh.attempt;
+            memory.claim(id, fresh).await.unwrap();
+            let expiry = Expiry::FromNow(Duration::from_secs(1));
+            memory.settle(id, attempt, End::Complete { answer: nothing(), expiry }).await.unwrap();
+        }
+        step(Duration::from_secs(2));
+        // What stands is not counted either.
+        assert_eq!(memory.sweep(1).await.unwrap(), 1);
+        assert_eq!(memory.sweep(1).await.unwrap(), 0);
+        assert_eq!(memory.get(one).await.unwrap().map(|found| found.record.state), Some(State::Completed));
+        memory.discard(one).await.unwrap();
+        assert_eq!(memory.sweep(1).await.unwrap(), 1);
+    }
+}
