@@ -68,7 +68,7 @@ pub(super) struct Tried {
 impl Gate {
     /// Runs a request under the claim of its key, as if a client waited for it.
     pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Tried {
-        let (id, began) = (request.id, Instant::now());
+        let (id, is_accepted, began) = (request.id, request.kept.is_some(), Instant::now());
         let route = Arc::clone(&request.route);
         let (client, reply) = oneshot::channel();
         tokio::spawn(Box::pin(drive(request, Client(client))));
@@ -76,17 +76,28 @@ impl Gate {
             Ok(reply) => {
                 let is_reached = Some(reply.outcome != Outcome::Problem(Code::UpstreamUnreachable));
                 let tries = Tries { age: tries.age.saturating_add(began.elapsed()), ..tries };
-                Tried { verdict: self.verdict(id, reply, tries, &route.policy).await, is_reached }
+                Tried { verdict: self.verdict((id, is_accepted), reply, tries, &route.policy).await, is_reached }
             }
             // A bug: how far it came, its record says.
             Err(_) => Tried { verdict: Ok(Verdict::Wait(RUNNING)), is_reached: None },
         }
     }
 
-    async fn verdict(&self, id: RecordId, reply: Reply, tries: Tries, policy: &Policy) -> Result<Verdict, Error> {
+    async fn verdict(
+        &self,
+        (id, is_accepted): (RecordId, bool),
+        reply: Reply,
+        tries: Tries,
+        policy: &Policy,
+    ) -> Result<Verdict, Error> {
         let asked = retry_after(reply.response.headers());
         let word = reply.outcome.as_str();
         let again = |note| Ok(again(&policy.deliver, tries, asked, note));
+        // A gate goes by a record for a while that an operator has purged: by a cache, or by an attempt of its own that runs on.
+        // What was accepted since is not over by that.
+        if is_accepted && is_of_a_record(reply.outcome) && self.shared.store.get(id).await?.is_none() {
+            return Ok(Verdict::Wait(SOON));
+        }
         match reply.outcome {
             Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Verdict::Done),
             Outcome::Problem(Code::ResponseNotStored) => return Ok(Verdict::Done),
@@ -113,6 +124,16 @@ impl Gate {
                 Ok(Verdict::GiveUp { is_attempt: false, note: Code::OutcomeUnknown.as_str().to_owned() })
             }
         }
+    }
+}
+
+/// Whether a request is answered by what its key has a record of already.
+fn is_of_a_record(outcome: Outcome) -> bool {
+    let problem = |code| matches!(code, Code::ResponseNotStored | Code::KeyReused | Code::CallerDiffers);
+    match outcome {
+        Outcome::Replayed => true,
+        Outcome::Problem(code) => problem(code),
+        _ => false,
     }
 }
 
@@ -145,9 +166,34 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use http::Response;
 
     use super::*;
+    use crate::gate::tests::gate_of;
+    use crate::http::body::Body;
     use crate::idempotency::record::Attempt;
+    use crate::store::{Fresh, OriginId};
+
+    #[tokio::test]
+    async fn a_record_that_is_purged_ends_nothing_that_was_accepted_since() {
+        let (gate, id) = (gate_of(Vec::new()), RecordId([1; 32]));
+        let verdict = async |is_accepted, outcome| {
+            let (reply, policy) = (Reply::new(outcome, Response::new(Body::empty())), Policy::default());
+            let tries = Tries { attempts: 0, age: Duration::ZERO };
+            gate.verdict((id, is_accepted), reply, tries, &policy).await.unwrap()
+        };
+        let reused = Outcome::Problem(Code::KeyReused);
+        for outcome in [Outcome::Replayed, Outcome::Problem(Code::ResponseNotStored), reused] {
+            assert_eq!(verdict(true, outcome).await, Verdict::Wait(SOON));
+        }
+        assert_eq!(verdict(false, Outcome::Replayed).await, Verdict::Done);
+        let (lease, ttl, unknown_ttl) = (SOON, SOON, SOON);
+        let fresh =
+            Fresh { attempt: Attempt([1; 16]), origin: OriginId(1), lease, ttl, unknown_ttl, head: Bytes::new() };
+        gate.shared.store.claim(id, fresh).await.unwrap();
+        assert_eq!(verdict(true, Outcome::Replayed).await, Verdict::Done);
+        assert!(matches!(verdict(true, reused).await, Verdict::GiveUp { is_attempt: false, .. }));
+    }
 
     #[test]
     fn an_attempt_past_its_lease_is_unknown() {
