@@ -7,7 +7,7 @@ use oncegate::store::unreliable::Operation;
 use super::endings::millis;
 use super::facts::Facts;
 use super::{Invariant, Violation};
-use crate::history::{Event, Label, LifeNumber};
+use crate::history::{Event, Label, LifeNumber, Waiting};
 use crate::world::{SOON, is_final};
 
 pub fn check(facts: &Facts<'_>, found: &mut Vec<Violation>) {
@@ -63,7 +63,19 @@ fn answered(facts: &Facts<'_>, calm: usize, found: &mut Vec<Violation>) {
         let known = asked.entry((sent.life, sent.label)).or_insert((sent.index, false));
         *known = (sent.index, known.1 || settled);
     }
-    for ((LifeNumber(life), label), (index, _)) in asked.into_iter().filter(|(_, (_, settled))| !settled) {
+    // An answer that has expired by the time of the next question makes another delivery of the same request.
+    let is_delivered = |label: Label| {
+        facts.acceptances.values().filter(|own| own.label == label).any(|own| {
+            let is_done = |(index, op, standing): &(usize, Operation, Option<&Waiting>)| {
+                *index > calm && *op == Operation::ChangeDelivery && standing.is_none()
+            };
+            own.changes.iter().any(is_done)
+        })
+    };
+    for ((LifeNumber(life), label), (index, settled)) in asked {
+        if settled || is_delivered(label) {
+            continue;
+        }
         let why = format!("gate {life} does not answer for good within {SOON:?} of the last fault");
         found.push(facts.violation(Invariant::EveryKeyAnswers, index, label, why));
     }

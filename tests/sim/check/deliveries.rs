@@ -167,8 +167,8 @@ fn ran(facts: &Facts<'_>, found: &mut Vec<Violation>) {
         };
         let tokens: Vec<Token> = facts.attempts_of(request).collect();
         for (pair, write) in tokens.windows(2).zip(&writes[1..]) {
-            let claimed = facts.claims.get(&pair[1]).into_iter().flatten().map(|(claimed, _)| *claimed);
-            let claimed = claimed.filter(|claimed| claimed < write).last().unwrap_or(*write);
+            let mut claims = facts.claims.get(&pair[1]).into_iter().flatten().map(|(claimed, _)| *claimed);
+            let claimed = claims.rfind(|claimed| claimed < write).unwrap_or(*write);
             let ends = left.get(&pair[0]).into_iter().flatten().filter(|end| end.index <= claimed);
             if pair[0] != pair[1] && !ends.into_iter().any(|end| may_run_again(facts, acceptance, end, claimed)) {
                 let (request, first) = (request.0, pair[0]);
