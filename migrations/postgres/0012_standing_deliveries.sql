@@ -1,5 +1,5 @@
--- What became of an accepted request stays for as long as its delivery stands: a gate that died before it removed the delivery
--- would not know otherwise that the request has run.
+-- What became of an accepted request stays for as long as its delivery stands. Where a gate died before it removed the delivery,
+-- whoever takes the delivery next finds that the request has run.
 --
 -- Gates that run on the older schema sweep by the same function.
 

@@ -29,7 +29,7 @@ use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::{Record, Timestamp};
 use crate::route::Route;
-use crate::store::deliveries::{self, Acceptance, Change, Delivery, Held, Lane, NewDelivery, Taken};
+use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, Taken};
 use crate::store::{Error, Listed};
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -67,11 +67,13 @@ impl ProtectedRequest {
 
     async fn accept(&self) -> Reply {
         let keeping = async {
-            match self.bar() {
+            // Under an id of a former secret, nothing new is made: what it found there is gone since.
+            let barred = self.bar().or_else(|| (self.made_by > 0).then(elsewhere_first));
+            match barred {
                 // What may not run any more still gets what became of it.
-                Some(untimely) => Ok(match self.look().await.map_err(|error| self.not_accepted(&error))? {
+                Some(problem) => Ok(match self.look().await.map_err(|error| self.not_accepted(&error))? {
                     Some(known) => known,
-                    None => return Err(untimely),
+                    None => return Err(problem),
                 }),
                 None => self.keep().await,
             }
@@ -99,23 +101,17 @@ impl ProtectedRequest {
         }
         let body = self.body.whole().await.map_err(|error| spool_problem(&self.gate, &error))?;
         let new = self.new_delivery(body)?;
-        let (store, token) = (&*self.gate.shared.store, new.token);
+        let store = &*self.gate.shared.store;
         let accepting = async { deliveries::of(store)?.accept(self.id, new).await };
         match accepting.await.map_err(|error| self.not_accepted(&error))? {
             Acceptance::Accepted => {
-                let looking = async {
-                    let is_second = self.second_look().is_elsewhere(store).await?;
-                    if is_second {
-                        let held = Held { id: self.id, token, until: Timestamp(0) };
-                        deliveries::of(store)?.change(held, Change::Finish).await?;
-                    }
-                    Ok(is_second)
-                };
-                if looking.await.map_err(|error| self.not_accepted(&error))? {
-                    return Err(elsewhere_first());
-                }
                 self.state.arrivals.notify_one();
-                Ok(Known::Accepted)
+                // A retry finds out which of the two counts. This one stays: others may have been told that it is accepted.
+                match self.second_look().is_elsewhere(store).await {
+                    Ok(false) => Ok(Known::Accepted),
+                    Ok(true) => Err(unkept()),
+                    Err(error) => Err(self.not_accepted(&error)),
+                }
             }
             Acceptance::Queued(delivery) => Ok(Known::Queued(delivery)),
             Acceptance::Recorded { record, now } => Ok(Known::Recorded(record, now)),
@@ -160,7 +156,7 @@ impl ProtectedRequest {
             },
             Known::Recorded(record, now) => match self.decide(&record, now).await {
                 Ok(Decision::InFlight(_)) => self.accepted_reply("in-flight"),
-                Ok(Decision::Supersede) => self.tried_again(record.until).await,
+                Ok(Decision::Supersede) => self.tried_again(&record).await,
                 Ok(decision) => self.permitted_reply(decision, Some(record.until)).await,
                 Err(problem) => self.problem(problem),
             },
@@ -169,11 +165,19 @@ impl ProtectedRequest {
 
     /// The reply where the outcome is unknown and the route makes another attempt, which is for its delivery to do: if it is
     /// gone, or was given up, there is none.
-    async fn tried_again(&self, until: Timestamp) -> Reply {
-        let finding = async { deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await };
+    async fn tried_again(&self, record: &Record) -> Reply {
+        let store = &*self.gate.shared.store;
+        let finding = async {
+            let delivery = deliveries::of(store)?.delivery(self.id).await?;
+            Ok((delivery, store.get(self.id).await?))
+        };
         match timeout(self.gate.settings.settle_timeout, finding).await {
-            Ok(Ok(Some(delivery))) if !delivery.is_dead() => self.accepted_reply("queued"),
-            Ok(Ok(_)) => self.permitted_reply(Decision::Unknown, Some(until)).await,
+            Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => self.accepted_reply("queued"),
+            Ok(Ok((_, Some(Listed { record: same, .. })))) if same.version() == record.version() => {
+                self.permitted_reply(Decision::Unknown, Some(record.until)).await
+            }
+            // The other attempt has just ended.
+            Ok(Ok(_)) => self.nothing_left(),
             Ok(Err(error)) => self.problem(self.not_accepted(&error)),
             Err(_) => self.problem(unkept()),
         }

@@ -16,10 +16,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::circuit::Circuit;
 use super::protected::ProtectedRequest;
+use super::rotation::Standing;
 use super::verdict::{Tried, Tries, Verdict};
 use super::{Gate, RouteState};
 use crate::idempotency::delivery::{Deliver, Order};
-use crate::idempotency::record::RecordId;
+use crate::idempotency::record::{RecordId, State};
 use crate::route::Route;
 use crate::store::Error;
 use crate::store::deliveries::{self, Batch, Change, DeliveryState, Held, Lane, Take, Taken};
@@ -228,11 +229,17 @@ impl Gate {
         let going = self.shared.requests.subscribe();
         let (id, held) = (taken.delivery.id, taken.held());
         let tried = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
-            Ok(request) => match request.is_delivered_elsewhere().await {
-                Ok(true) => Tried { verdict: Ok(Verdict::Done), is_reached: None },
-                Ok(false) => {
+            Ok(request) => match request.comes_before().await {
+                // What is in flight may yet be released: the claim finds it.
+                Ok(None | Some(Standing::Record(State::InFlight))) => {
                     let age = taken.now.since(taken.delivery.queued_at);
                     self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age }).await
+                }
+                Ok(Some(Standing::Record(State::Unknown))) => {
+                    Tried { verdict: Ok(Verdict::outcome_unknown()), is_reached: None }
+                }
+                Ok(Some(Standing::Record(State::Completed) | Standing::Delivery)) => {
+                    Tried { verdict: Ok(Verdict::Done), is_reached: None }
                 }
                 Err(error) => Tried { verdict: Err(error), is_reached: None },
             },

@@ -7,15 +7,15 @@
 //! The same holds for requests that are accepted.
 //!
 //! A gate that dies between its claim and its second look leaves a record under which nothing was sent. Where records stand
-//! under several ids for that reason, a completed one counts before all others. Of several deliveries, the one with the lowest
-//! id is delivered.
+//! under several ids for that reason, a completed one counts before all others. Several deliveries may stand as well: a record
+//! of one counts before those that have none, and of those the one with the lowest id is delivered.
 
 use tokio::time::timeout;
 
 use super::protected::ProtectedRequest;
 use crate::idempotency::credential::Proof;
 use crate::idempotency::record::{RecordId, State};
-use crate::store::{Error, Listed, Store};
+use crate::store::{Error, Store};
 
 /// What stands under an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +29,13 @@ pub(super) enum Standing {
 impl Standing {
     /// What stands under `id`; `accepts` says whether deliveries may.
     pub(super) async fn of(store: &dyn Store, id: RecordId, accepts: bool) -> Result<Option<Self>, Error> {
-        // The delivery first: its record is there before it is gone.
+        // The delivery first: its record is there before the delivery is gone.
         let is_queued = match store.deliveries().filter(|_| accepts) {
             Some(queue) => queue.delivery(id).await?.is_some(),
             None => false,
         };
-        let listed = store.get(id).await?.filter(Listed::is_live);
+        // A record that says what became of a delivery counts for as long as the delivery stands.
+        let listed = store.get(id).await?.filter(|listed| is_queued || listed.is_live());
         Ok(match listed {
             Some(listed) => Some(Self::Record(listed.record.state)),
             None => is_queued.then_some(Self::Delivery),
@@ -67,15 +68,13 @@ impl ProtectedRequest {
         }
     }
 
-    /// Whether a delivery has nothing left to do: its key has its end under another id, or another delivery comes first.
-    pub(super) async fn is_delivered_elsewhere(&self) -> Result<bool, Error> {
-        if self.gate.identifiers.others.is_empty() {
-            return Ok(false);
+    /// What stands under another id of its key and counts before a delivery, which is not to run then.
+    pub(super) async fn comes_before(&self) -> Result<Option<Standing>, Error> {
+        if self.other_ids().is_empty() {
+            return Ok(None);
         }
         let found = find(&*self.gate.shared.store, &self.identities(), true).await?;
-        // What is in flight may yet be released.
-        Ok(found
-            .is_some_and(|(place, standing)| place != self.made_by && standing != Standing::Record(State::InFlight)))
+        Ok(found.filter(|(place, _)| *place != self.made_by).map(|(_, standing)| standing))
     }
 
     /// The ids of its key, each with the proof of its caller.
@@ -90,11 +89,13 @@ impl ProtectedRequest {
         if self.gate.identifiers.others.is_empty() {
             return Vec::new();
         }
-        self.identities().into_iter().map(|(id, _)| id).filter(|id| *id != self.id).collect()
+        let ids: Vec<RecordId> = self.identities().into_iter().map(|(id, _)| id).collect();
+        // A delivery may be older than the rules of keys that are in force: its ids are others.
+        if ids.contains(&self.id) { ids.into_iter().filter(|id| *id != self.id).collect() } else { Vec::new() }
     }
 }
 
-/// What counts of what stands under these ids, and the place of its id.
+/// Of what stands under these ids, what counts, and its place.
 async fn find(
     store: &dyn Store,
     identities: &[(RecordId, Option<Proof>)],
@@ -109,15 +110,21 @@ async fn find(
         found.extend(Standing::of(store, identities[place].0, accepts).await?.map(|standing| (place, standing)));
     }
     // All gates take the same one, in whatever order they have the secrets.
-    Ok(found
-        .into_iter()
-        .min_by_key(|(place, standing)| (*standing != Standing::Record(State::Completed), identities[*place].0)))
+    Ok(found.into_iter().min_by_key(|(place, standing)| {
+        let rank = match standing {
+            Standing::Record(State::Completed) => 0,
+            Standing::Record(_) => 1,
+            Standing::Delivery => 2,
+        };
+        (rank, identities[*place].0)
+    }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::idempotency::record::Attempt;
+    use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
     use crate::store::{End, Expiry, Fresh, OriginId};
     use std::time::Duration;
@@ -151,5 +158,27 @@ mod tests {
                 assert_eq!(ids[place].0, expected);
             }
         }
+    }
+
+    /// Whether or not its record has expired: a delivery of the same key must not run beside it.
+    #[tokio::test]
+    async fn a_record_counts_before_a_delivery_and_for_as_long_as_its_own_stands() {
+        let ids = [1, 2].map(|number| (RecordId([number; 32]), None));
+        let store = Memory::default();
+        let queue = store.deliveries().unwrap();
+        for (id, _) in &ids {
+            let (token, origin, bytes) = (Attempt(id.0[..16].try_into().unwrap()), OriginId(0), bytes::Bytes::new());
+            let (head, request, body) = (bytes.clone(), bytes.clone(), bytes);
+            let new = NewDelivery { token, origin, lane: Lane(0), head, request, body };
+            queue.accept(*id, new).await.unwrap();
+        }
+        assert_eq!(find(&store, &ids, true).await.unwrap(), Some((0, Standing::Delivery)));
+        assert_eq!(find(&store, &ids, false).await.unwrap(), None);
+        let second = Fresh { unknown_ttl: Duration::ZERO, ..fresh(2) };
+        store.claim(ids[1].0, second.clone()).await.unwrap();
+        store.settle(ids[1].0, second.attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
+        assert_eq!(find(&store, &ids, true).await.unwrap(), Some((1, Standing::Record(State::Unknown))));
+        queue.discard(ids[1].0).await.unwrap();
+        assert_eq!(find(&store, &ids, true).await.unwrap(), None);
     }
 }

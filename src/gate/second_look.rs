@@ -100,10 +100,10 @@ impl SecondLook {
 
 impl TakenDelivery {
     /// Whether it ended since it was taken: another gate may have delivered it when its hold was over, and its record may have
-    /// expired since; or an operator discarded it.
+    /// expired since. Or it was given up, or an operator discarded it.
     async fn is_gone(&self, store: &dyn Store) -> Result<bool, Error> {
         let found = deliveries::of(store)?.delivery(self.id).await?;
-        Ok(found.is_none_or(|delivery| delivery.token != self.token))
+        Ok(found.is_none_or(|delivery| delivery.token != self.token || delivery.is_dead()))
     }
 }
 

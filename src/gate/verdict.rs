@@ -48,6 +48,13 @@ pub enum Verdict {
     },
 }
 
+impl Verdict {
+    /// It is given up: whether it ran is unknown.
+    pub(super) fn outcome_unknown() -> Self {
+        Self::GiveUp { is_attempt: false, note: Code::OutcomeUnknown.as_str().to_owned() }
+    }
+}
+
 /// What was tried before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tries {
@@ -93,10 +100,13 @@ impl Gate {
         let asked = retry_after(reply.response.headers());
         let word = reply.outcome.as_str();
         let again = |note| Ok(again(&policy.deliver, tries, asked, note));
-        // A gate goes by a record for a while that an operator has purged: by a cache, or by an attempt of its own that runs on.
-        // What was accepted since is not over by that.
-        if is_accepted && is_of_a_record(reply.outcome) && self.shared.store.get(id).await?.is_none() {
-            return Ok(Verdict::Wait(SOON));
+        // For a while, a gate may still go by a record that an operator has purged: by a cache, or by an attempt of its own that
+        // runs on. That does not end a request which was accepted since.
+        if is_accepted && is_of_a_record(reply.outcome) {
+            let found = self.shared.store.get(id).await?;
+            if found.is_none_or(|listed| listed.record.state == State::InFlight) {
+                return Ok(Verdict::Wait(SOON));
+            }
         }
         match reply.outcome {
             Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Verdict::Done),
@@ -111,7 +121,7 @@ impl Gate {
             _ => {}
         }
         // What the record says counts: an attempt that failed may have been released or held.
-        // A record that has expired since is that of its attempt still: an earlier one has given way.
+        // An expired record still tells how this attempt ended; an older record would have been superseded.
         let found = self.shared.store.get(id).await?;
         let Some(Listed { record, now, .. }) = found else { return again(word.to_owned()) };
         match (state_at(&record, now), &policy.recovery) {
@@ -120,9 +130,7 @@ impl Gate {
             (State::Unknown, Recovery::Retry | Recovery::Probe(_)) => again(word.to_owned()),
             // An operator finds out, or the upstream says so itself. Where it turns out that the request did not run, the
             // operator has it tried again: its client does not come back.
-            (State::Unknown, Recovery::Hold | Recovery::Resend(_)) => {
-                Ok(Verdict::GiveUp { is_attempt: false, note: Code::OutcomeUnknown.as_str().to_owned() })
-            }
+            (State::Unknown, Recovery::Hold | Recovery::Resend(_)) => Ok(Verdict::outcome_unknown()),
         }
     }
 }
@@ -137,9 +145,11 @@ fn is_of_a_record(outcome: Outcome) -> bool {
     }
 }
 
-/// The state of a record by its times: nothing else need have found out that a lease is past.
+/// The state of a record by its times: no reaper need have seen that its lease is past. A gate whose attempt has ended while the
+/// store was away has some time left to say so.
 fn state_at(record: &Record, now: Timestamp) -> State {
-    if record.state == State::InFlight && record.until <= now { State::Unknown } else { record.state }
+    let is_lost = record.state == State::InFlight && record.until.plus(RUNNING) <= now;
+    if is_lost { State::Unknown } else { record.state }
 }
 
 /// It is tried again, or given up.
@@ -172,7 +182,7 @@ mod tests {
     use crate::gate::tests::gate_of;
     use crate::http::body::Body;
     use crate::idempotency::record::Attempt;
-    use crate::store::{Fresh, OriginId};
+    use crate::store::{End, Fresh, OriginId};
 
     #[tokio::test]
     async fn a_record_that_is_purged_ends_nothing_that_was_accepted_since() {
@@ -190,7 +200,10 @@ mod tests {
         let (lease, ttl, unknown_ttl) = (SOON, SOON, SOON);
         let fresh =
             Fresh { attempt: Attempt([1; 16]), origin: OriginId(1), lease, ttl, unknown_ttl, head: Bytes::new() };
-        gate.shared.store.claim(id, fresh).await.unwrap();
+        gate.shared.store.claim(id, fresh.clone()).await.unwrap();
+        assert_eq!(verdict(true, reused).await, Verdict::Wait(SOON), "another attempt runs");
+        let end = End::Hold { cause: Bytes::new() };
+        gate.shared.store.settle(id, fresh.attempt, end).await.unwrap();
         assert_eq!(verdict(true, Outcome::Replayed).await, Verdict::Done);
         assert!(matches!(verdict(true, reused).await, Verdict::GiveUp { is_attempt: false, .. }));
     }
@@ -205,9 +218,10 @@ mod tests {
             head: Bytes::new(),
             answer: None,
         };
-        assert_eq!(state_at(&of(State::InFlight), Timestamp(9)), State::InFlight);
-        assert_eq!(state_at(&of(State::InFlight), Timestamp(10)), State::Unknown);
-        assert_eq!(state_at(&of(State::Completed), Timestamp(10)), State::Completed);
+        let lost = Timestamp(10).plus(RUNNING);
+        assert_eq!(state_at(&of(State::InFlight), Timestamp(lost.0 - 1)), State::InFlight);
+        assert_eq!(state_at(&of(State::InFlight), lost), State::Unknown);
+        assert_eq!(state_at(&of(State::Completed), lost), State::Completed);
     }
 
     #[test]
