@@ -60,28 +60,33 @@ impl ProtectedRequest {
         // Where the store does not say, it is asked for a claim next. A delivery that is not seen here finds that claim.
         let looking = async { deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await };
         match timeout(self.gate.settings.settle_timeout, looking).await {
-            Ok(Ok(Some(delivery))) => Some(self.reply_to(Known::Queued(delivery)).await),
+            Ok(Ok(Some(delivery))) => self.reply_to(Known::Queued(delivery)).await,
             _ => None,
         }
     }
 
     async fn accept(&self) -> Reply {
-        let keeping = async {
-            // Under an id of a former secret, nothing new is made: what it found there is gone since.
-            let barred = self.bar().or_else(|| (self.made_by > 0).then(elsewhere_first));
-            match barred {
-                // What may not run any more still gets what became of it.
-                Some(problem) => Ok(match self.look().await.map_err(|error| self.not_accepted(&error))? {
-                    Some(known) => known,
-                    None => return Err(problem),
-                }),
-                None => self.keep().await,
+        for _ in 0..3 {
+            let known = match timeout(self.gate.settings.settle_timeout, self.keep_or_find()).await {
+                Ok(Ok(known)) => known,
+                Ok(Err(problem)) => return self.problem(problem),
+                Err(_) => return self.problem(unkept()),
+            };
+            if let Some(reply) = self.reply_to(known).await {
+                return reply;
             }
-        };
-        match timeout(self.gate.settings.settle_timeout, keeping).await {
-            Ok(Ok(known)) => self.reply_to(known).await,
-            Ok(Err(problem)) => self.problem(problem),
-            Err(_) => self.problem(unkept()),
+        }
+        self.nothing_left()
+    }
+
+    /// Keeps it, if it may run, unless there is something of its key already.
+    async fn keep_or_find(&self) -> Result<Known, Problem> {
+        // Under an id of a former secret, nothing new is made: what it found there is gone since.
+        let barred = self.bar().or_else(|| (self.made_by > 0).then(elsewhere_first));
+        match barred {
+            // What may not run any more still gets what became of it.
+            Some(problem) => self.look().await.map_err(|error| self.not_accepted(&error))?.ok_or(problem),
+            None => self.keep().await,
         }
     }
 
@@ -146,8 +151,9 @@ impl ProtectedRequest {
         }
     }
 
-    async fn reply_to(&self, known: Known) -> Reply {
-        match known {
+    /// The reply; nothing where the store knows something else by now.
+    async fn reply_to(&self, known: Known) -> Option<Reply> {
+        Some(match known {
             Known::Accepted => self.accepted_reply("queued"),
             Known::Queued(delivery) => match self.is_retry_of(&delivery.head).await {
                 Ok(None) => self.accepted_reply(if delivery.is_dead() { "dead" } else { "queued" }),
@@ -156,31 +162,31 @@ impl ProtectedRequest {
             },
             Known::Recorded(record, now) => match self.decide(&record, now).await {
                 Ok(Decision::InFlight(_)) => self.accepted_reply("in-flight"),
-                Ok(Decision::Supersede) => self.tried_again(&record).await,
+                Ok(Decision::Supersede) => return self.tried_again(&record).await,
                 Ok(decision) => self.permitted_reply(decision, Some(record.until)).await,
                 Err(problem) => self.problem(problem),
             },
-        }
+        })
     }
 
     /// The reply where the outcome is unknown and the route makes another attempt, which is for its delivery to do: if it is
     /// gone, or was given up, there is none.
-    async fn tried_again(&self, record: &Record) -> Reply {
+    async fn tried_again(&self, record: &Record) -> Option<Reply> {
         let store = &*self.gate.shared.store;
         let finding = async {
             let delivery = deliveries::of(store)?.delivery(self.id).await?;
             Ok((delivery, store.get(self.id).await?))
         };
-        match timeout(self.gate.settings.settle_timeout, finding).await {
+        Some(match timeout(self.gate.settings.settle_timeout, finding).await {
             Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => self.accepted_reply("queued"),
             Ok(Ok((_, Some(Listed { record: same, .. })))) if same.version() == record.version() => {
                 self.permitted_reply(Decision::Unknown, Some(record.until)).await
             }
-            // The other attempt has just ended.
-            Ok(Ok(_)) => self.nothing_left(),
+            // The other attempt has just ended, or the record has expired.
+            Ok(Ok(_)) => return None,
             Ok(Err(error)) => self.problem(self.not_accepted(&error)),
             Err(_) => self.problem(unkept()),
-        }
+        })
     }
 
     /// What this request gets where it differs from the one with this head; nothing where it is a retry of it.
