@@ -58,9 +58,15 @@ impl ProtectedRequest {
             return None;
         }
         // Where the store does not say, it is asked for a claim next. A delivery that is not seen here finds that claim.
-        let looking = async { deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await };
+        let looking = async {
+            match deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await? {
+                // Its answer may be there already.
+                Some(_) => self.look().await,
+                None => Ok(None),
+            }
+        };
         match timeout(self.gate.settings.settle_timeout, looking).await {
-            Ok(Ok(Some(delivery))) => self.reply_to(Known::Queued(delivery)).await,
+            Ok(Ok(Some(known))) => self.reply_to(known).await,
             _ => None,
         }
     }
