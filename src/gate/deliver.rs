@@ -230,20 +230,18 @@ impl Gate {
         let (id, held) = (taken.delivery.id, taken.held());
         let tried = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
             Ok(request) => match request.comes_before().await {
-                // What is in flight may yet be released: the claim finds it.
+                // An attempt in flight may yet be released. The claim finds out.
                 Ok(None | Some(Standing::Record(State::InFlight))) => {
                     let age = taken.now.since(taken.delivery.queued_at);
                     self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age }).await
                 }
-                Ok(Some(Standing::Record(State::Unknown))) => {
-                    Tried { verdict: Ok(Verdict::outcome_unknown()), is_reached: None }
-                }
+                Ok(Some(Standing::Record(State::Unknown))) => Tried::without_attempt(Ok(Verdict::outcome_unknown())),
                 Ok(Some(Standing::Record(State::Completed) | Standing::Delivery)) => {
-                    Tried { verdict: Ok(Verdict::Done), is_reached: None }
+                    Tried::without_attempt(Ok(Verdict::Done))
                 }
-                Err(error) => Tried { verdict: Err(error), is_reached: None },
+                Err(error) => Tried::without_attempt(Err(error)),
             },
-            Err(pause) => Tried { verdict: Ok(Verdict::Wait(pause)), is_reached: None },
+            Err(pause) => Tried::without_attempt(Ok(Verdict::Wait(pause))),
         };
         if let Some(is_reached) = tried.is_reached {
             circuit.lock().unwrap_or_else(PoisonError::into_inner).ended(is_reached, Instant::now());

@@ -1,4 +1,4 @@
-//! What is kept of an accepted request besides what it sends.
+//! What the store keeps of an accepted request, besides the request itself.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::idempotency::record::{Attempt, Timestamp};
 
-/// What is kept of an accepted request, and of its delivery as it was taken.
+/// What the store keeps of an accepted request, and how a gate took its delivery.
 pub(super) struct Kept {
     /// The head of its record.
     pub(super) head: Bytes,

@@ -1,4 +1,4 @@
-//! Finds what was made with another id secret, while one secret takes the place of another.
+//! Finds records and deliveries that were made with another id secret, while one secret takes the place of another.
 //!
 //! With several secrets a key has several ids. A request looks under the other ids first, and takes the one under which a
 //! record or a delivery stands. That alone would not be safe: two requests may look before either has claimed, and then claim

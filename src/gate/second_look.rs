@@ -1,4 +1,4 @@
-//! What is looked at once a claim stands, before the request runs.
+//! A request that has claimed its key looks at the store a second time before it runs: another may have come first.
 
 use std::time::Duration;
 
@@ -112,4 +112,57 @@ impl TakenDelivery {
 pub(super) fn elsewhere_first() -> Problem {
     let detail = "another request with this key may have come first; nothing was sent; send this one again";
     Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::store::deliveries::{Deliveries, Lane, NewDelivery};
+    use crate::store::memory::Memory;
+    use crate::store::{Fresh, OriginId};
+
+    const OWN: RecordId = RecordId([2; 32]);
+
+    fn look(others: &[RecordId], token: u8) -> SecondLook {
+        let delivery = TakenDelivery { id: OWN, token: Attempt([token; 16]), at: Timestamp(5_000) };
+        SecondLook { is_former: false, others: others.to_vec(), accepts: true, delivery: Some(delivery) }
+    }
+
+    async fn accept(store: &Memory, id: RecordId, token: u8) {
+        let (head, request, body) = (Bytes::new(), Bytes::new(), Bytes::new());
+        let new = NewDelivery { token: Attempt([token; 16]), origin: OriginId(0), lane: Lane(0), head, request, body };
+        store.accept(id, new).await.unwrap();
+    }
+
+    /// A gate that was stopped for a while may find that another has delivered what it took.
+    #[tokio::test]
+    async fn a_delivery_that_was_taken_a_while_ago_is_looked_at_again() {
+        let store = Memory::new();
+        assert!(!look(&[], 1).forbids_claim(&store, Timestamp(5_999)).await, "nobody else can have taken it");
+        for late in [6_000, 4_999] {
+            assert!(look(&[], 1).forbids_claim(&store, Timestamp(late)).await, "it is gone");
+        }
+        assert!(look(&[], 1).forbids_supersede(&store).await);
+        accept(&store, OWN, 1).await;
+        assert!(!look(&[], 1).forbids_claim(&store, Timestamp(60_000)).await);
+        assert!(look(&[], 3).forbids_claim(&store, Timestamp(60_000)).await, "the request was accepted anew");
+    }
+
+    #[tokio::test]
+    async fn a_record_under_another_id_comes_first_and_of_deliveries_the_lowest_id() {
+        let store = Memory::new();
+        let (lower, higher) = (RecordId([1; 32]), RecordId([3; 32]));
+        accept(&store, higher, 3).await;
+        assert!(!look(&[higher], 1).is_elsewhere(&store).await.unwrap());
+        assert!(SecondLook { delivery: None, ..look(&[higher], 1) }.is_elsewhere(&store).await.unwrap());
+        accept(&store, lower, 1).await;
+        assert!(look(&[higher, lower], 1).is_elsewhere(&store).await.unwrap());
+        let (minute, head) = (Duration::from_secs(60), Bytes::new());
+        let (lease, ttl, unknown_ttl) = (minute, minute, minute);
+        let fresh = Fresh { attempt: Attempt([3; 16]), origin: OriginId(0), lease, ttl, unknown_ttl, head };
+        store.claim(higher, fresh).await.unwrap();
+        assert!(look(&[higher], 1).is_elsewhere(&store).await.unwrap());
+    }
 }

@@ -72,6 +72,13 @@ pub(super) struct Tried {
     pub(super) is_reached: Option<bool>,
 }
 
+impl Tried {
+    /// No attempt was made.
+    pub(super) fn without_attempt(verdict: Result<Verdict, Error>) -> Self {
+        Self { verdict, is_reached: None }
+    }
+}
+
 impl Gate {
     /// Runs a request under the claim of its key, as if a client waited for it.
     pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Tried {
@@ -86,7 +93,7 @@ impl Gate {
                 Tried { verdict: self.verdict((id, is_accepted), reply, tries, &route.policy).await, is_reached }
             }
             // A bug: how far it came, its record says.
-            Err(_) => Tried { verdict: Ok(Verdict::Wait(RUNNING)), is_reached: None },
+            Err(_) => Tried::without_attempt(Ok(Verdict::Wait(RUNNING))),
         }
     }
 
