@@ -3,7 +3,7 @@
 mod audit;
 mod deliveries;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map};
 use std::fmt;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,16 +40,22 @@ pub struct Memory {
 #[derive(Default)]
 struct Tables {
     entries: BTreeMap<RecordId, Entry>,
-    /// The in-flight records by the end of their lease.
-    leases: BTreeSet<(Timestamp, RecordId)>,
-    /// The other records by their expiry.
-    expiries: BTreeSet<(Timestamp, RecordId)>,
-    counts: [u64; 3],
+    schedule: Schedule,
     origins: HashMap<i64, Origin>,
     identities: Vec<Identity>,
     periods: Vec<NamespacePeriod>,
     audit: Entries,
     queue: Queue,
+}
+
+/// When something is due for each record, and how many records there are in each state.
+#[derive(Default)]
+struct Schedule {
+    /// The in-flight records by the end of their lease.
+    leases: BTreeSet<(Timestamp, RecordId)>,
+    /// The other records by their expiry.
+    expiries: BTreeSet<(Timestamp, RecordId)>,
+    counts: [u64; 3],
 }
 
 #[derive(Clone)]
@@ -114,13 +120,16 @@ impl Store for Memory {
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
-        self.with(|tables, now| match tables.entries.get(&id) {
-            None => {
-                tables.put(id, fresh.into_entry(now));
+        self.with(|tables, now| match tables.entries.entry(id) {
+            btree_map::Entry::Vacant(place) => {
+                let Entry { record, .. } = place.insert(fresh.into_entry(now));
+                tables.schedule.insert(id, record.state, record.until);
                 Claim::Inserted(now)
             }
-            Some(entry) if entry.is_held_by(fresh.attempt) => Claim::Inserted(entry.record.claimed_at),
-            Some(entry) => Claim::Exists { record: entry.record.clone(), now },
+            btree_map::Entry::Occupied(entry) => match entry.get() {
+                entry if entry.is_held_by(fresh.attempt) => Claim::Inserted(entry.record.claimed_at),
+                entry => Claim::Exists { record: entry.record.clone(), now },
+            },
         })
     }
 
@@ -156,7 +165,7 @@ impl Store for Memory {
 
     async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.with(|tables, now| {
-            let past: Vec<RecordId> = due(&tables.leases, now).take(limit).collect();
+            let past: Vec<RecordId> = due(&tables.schedule.leases, now).take(limit).collect();
             for id in &past {
                 tables.change(*id, |entry| {
                     entry.record.state = State::Unknown;
@@ -170,7 +179,7 @@ impl Store for Memory {
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
         self.with(|tables, now| {
             // A delivery whose end was lost is to find its record.
-            let past = due(&tables.expiries, now).filter(|id| !tables.queue.has(*id));
+            let past = due(&tables.schedule.expiries, now).filter(|id| !tables.queue.has(*id));
             let past: Vec<RecordId> = past.take(limit).collect();
             for id in &past {
                 tables.take(*id);
@@ -236,7 +245,7 @@ impl Store for Memory {
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {
-        self.with(|tables, _| tables.counts)
+        self.with(|tables, _| tables.schedule.counts)
     }
 
     async fn changes(&self, _: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
@@ -277,30 +286,25 @@ impl Store for Memory {
 impl Tables {
     /// Inserts an entry, replacing the current one.
     fn put(&mut self, id: RecordId, entry: Entry) {
-        self.take(id);
-        self.counts[rules::state_index(entry.record.state)] += 1;
-        self.due_set(entry.record.state).insert((entry.record.until, id));
-        self.entries.insert(id, entry);
+        let (state, until) = (entry.record.state, entry.record.until);
+        if let Some(former) = self.entries.insert(id, entry) {
+            self.schedule.remove(id, former.record.state, former.record.until);
+        }
+        self.schedule.insert(id, state, until);
     }
 
     fn take(&mut self, id: RecordId) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
-        self.counts[rules::state_index(entry.record.state)] -= 1;
-        self.due_set(entry.record.state).remove(&(entry.record.until, id));
+        self.schedule.remove(id, entry.record.state, entry.record.until);
         Some(entry)
     }
 
+    /// Changes an entry where it stands: taking it out and putting it back would search and shift the records twice more.
     fn change(&mut self, id: RecordId, change: impl FnOnce(&mut Entry)) {
-        if let Some(mut entry) = self.take(id) {
-            change(&mut entry);
-            self.put(id, entry);
-        }
-    }
-
-    fn due_set(&mut self, state: State) -> &mut BTreeSet<(Timestamp, RecordId)> {
-        match state {
-            State::InFlight => &mut self.leases,
-            State::Completed | State::Unknown => &mut self.expiries,
+        if let Some(entry) = self.entries.get_mut(&id) {
+            self.schedule.remove(id, entry.record.state, entry.record.until);
+            change(entry);
+            self.schedule.insert(id, entry.record.state, entry.record.until);
         }
     }
 
@@ -313,15 +317,11 @@ impl Tables {
         };
         match transition {
             Transition::Complete { until } => {
-                self.change(id, |entry| {
-                    entry.record = Record { state: State::Completed, until, answer, ..entry.record.clone() };
-                });
+                self.end(id, State::Completed, until, answer);
                 Settled::Done { until }
             }
             Transition::TurnUnknown { until } => {
-                self.change(id, |entry| {
-                    entry.record = Record { state: State::Unknown, until, answer, ..entry.record.clone() };
-                });
+                self.end(id, State::Unknown, until, answer);
                 Settled::Done { until }
             }
             Transition::Remove => {
@@ -336,6 +336,12 @@ impl Tables {
                 Settled::Superseded { record: entry.map(|entry| entry.record.clone()) }
             }
         }
+    }
+
+    fn end(&mut self, id: RecordId, state: State, until: Timestamp, answer: Option<Bytes>) {
+        self.change(id, |Entry { record, .. }| {
+            (record.state, record.until, record.answer) = (state, until, answer);
+        });
     }
 
     /// A record without its answer, if it passes.
@@ -386,6 +392,25 @@ impl Tables {
         };
         self.periods.retain(is_other);
         self.periods.push(new);
+    }
+}
+
+impl Schedule {
+    fn insert(&mut self, id: RecordId, state: State, until: Timestamp) {
+        self.counts[rules::state_index(state)] += 1;
+        self.of(state).insert((until, id));
+    }
+
+    fn remove(&mut self, id: RecordId, state: State, until: Timestamp) {
+        self.counts[rules::state_index(state)] -= 1;
+        self.of(state).remove(&(until, id));
+    }
+
+    fn of(&mut self, state: State) -> &mut BTreeSet<(Timestamp, RecordId)> {
+        match state {
+            State::InFlight => &mut self.leases,
+            State::Completed | State::Unknown => &mut self.expiries,
+        }
     }
 }
 
