@@ -9,6 +9,7 @@ use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::idempotency::codec::Head;
+use crate::idempotency::credential::{Credential, Kind};
 use crate::idempotency::identity::{Identifier, ScopeTag};
 use crate::idempotency::record::Record;
 use crate::idempotency::scope::{Caller, ScopePart};
@@ -43,6 +44,10 @@ pub(super) enum Belongs {
 const FORM: &str = "must be a part of a scope and its value: header:NAME=VALUE, cookie:NAME=VALUE, basic:user=NAME, \
                     host=NAME, client-ip=ADDRESS, jwt:CLAIM=VALUE, or credential=NAME: VALUE with the header that has it";
 
+/// Why no header but two, with a value, names a caller.
+const ANONYMOUS: &str = "names nobody: only X-Api-Key and Authorization, with a value, identify a credential. All callers without them \
+                         are one identity, and their records cannot be selected one by one";
+
 impl ScopeValue {
     /// Reads `header:X-Tenant=acme`, and `X-Tenant:acme` for the same. Otherwise says what is wrong, as the end of a sentence.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
@@ -67,7 +72,11 @@ impl ScopeValue {
             ScopePart::BasicUser => header(AUTHORIZATION, &format!("Basic {}", STANDARD.encode(format!("{value}:"))))?,
             ScopePart::Credential => {
                 let (name, value) = value.split_once(':').ok_or_else(wrong)?;
-                header(name.trim().parse().map_err(|_| wrong())?, value.trim())?
+                let made_by = header(name.trim().parse().map_err(|_| wrong())?, value.trim())?;
+                if names_nobody(&made_by) {
+                    return Err(ANONYMOUS.to_owned());
+                }
+                made_by
             }
             ScopePart::Host => vec![MadeBy::Authority(value.to_owned())],
             ScopePart::ClientIp => vec![MadeBy::Address(value.parse().map_err(|_| "is not an address".to_owned())?)],
@@ -80,15 +89,27 @@ impl ScopeValue {
     /// The tags of which the records of the value have one.
     pub(super) fn tags(&self, identifier: &Identifier) -> Vec<ScopeTag> {
         let none = HeaderMap::new();
-        let nobody = Caller { headers: &none, authority: None, client_ip: None, certificate: None, claims: None };
-        let callers = self.made_by.iter().map(|made_by| match made_by {
-            MadeBy::Headers(headers) => Caller { headers, ..nobody },
-            MadeBy::Authority(authority) => Caller { authority: Some(authority), ..nobody },
-            MadeBy::Address(address) => Caller { client_ip: Some(*address), ..nobody },
-            MadeBy::Claims(claims) => Caller { claims: Some(claims), ..nobody },
-        });
-        callers.map(|caller| identifier.scope_tag(&self.part, caller)).collect()
+        self.made_by.iter().map(|made_by| identifier.scope_tag(&self.part, made_by.caller(&none))).collect()
     }
+}
+
+impl MadeBy {
+    /// A caller that has this and nothing else. `none` are no headers.
+    fn caller<'a>(&'a self, none: &'a HeaderMap) -> Caller<'a> {
+        let nobody = Caller { headers: none, authority: None, client_ip: None, certificate: None, claims: None };
+        match self {
+            Self::Headers(headers) => Caller { headers, ..nobody },
+            Self::Authority(authority) => Caller { authority: Some(authority), ..nobody },
+            Self::Address(address) => Caller { client_ip: Some(*address), ..nobody },
+            Self::Claims(claims) => Caller { claims: Some(claims), ..nobody },
+        }
+    }
+}
+
+/// Whether all callers without `X-Api-Key` and `Authorization` share the identity that this makes.
+fn names_nobody(made_by: &[MadeBy]) -> bool {
+    let none = HeaderMap::new();
+    made_by.iter().any(|made_by| Credential::of(made_by.caller(&none)).kind.identity() == Kind::Anonymous.identity())
 }
 
 impl fmt::Debug for ScopeValue {
@@ -146,6 +167,16 @@ mod tests {
         assert_eq!((tag("jwt:sub=acme").len(), tag("jwt:tenant=12").len()), (1, 2), "text, or a number");
         // Whatever the password is.
         assert_eq!(tag("credential=Authorization: Basic YWNtZTp4"), tag("credential=Authorization: Basic YWNtZTp5"));
+        // All that send neither header are one identity: nothing that is meant for one of them may select all.
+        let anonymous =
+            ["Cookie: a=b", "Nonsense: x", "authorisation: Basic YWNtZTp4", "X-Api-Key:", "Authorization: Bearer"];
+        for credential in anonymous {
+            assert_eq!(
+                ScopeValue::parse(&format!("credential={credential}")),
+                Err(ANONYMOUS.to_owned()),
+                "{credential}"
+            );
+        }
         for wrong in ["", "acme", "client-ip=acme", "const:a=b", "client-cert:san=x", "credential=acme", "a b:c"] {
             assert!(ScopeValue::parse(wrong).is_err(), "{wrong}");
         }

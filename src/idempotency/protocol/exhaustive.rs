@@ -37,6 +37,7 @@ const RETRIES: Rules = Rules { retries: true, ..HOLDS };
 const ELSEWHERE: Rules = Rules { stands_elsewhere: true, ..RETRIES };
 const BARS: Rules = Rules { bars_last: true, ..RETRIES };
 const PROBES: Rules = Rules { probes: true, ..HOLDS };
+const PROBES_AND_BARS: Rules = Rules { bars_last: true, ..PROBES };
 const RESENDS: Rules = Rules { resends: true, ..HOLDS };
 
 #[test]
@@ -50,7 +51,7 @@ fn every_reachable_state_keeps_the_promise() {
     };
     let mut states = 0;
     let waits = [HOLDS, RETRIES, BARS, ELSEWHERE].map(|rules| (rules, 100));
-    let at_once = [HOLDS, RETRIES, BARS, ELSEWHERE, PROBES, RESENDS].map(|rules| (rules, 0));
+    let at_once = [HOLDS, RETRIES, BARS, ELSEWHERE, PROBES, PROBES_AND_BARS, RESENDS].map(|rules| (rules, 0));
     for (rules, patience) in at_once.into_iter().chain(waits) {
         for gates in [[0, 1], [0, 0]] {
             states += search(World::new(&gates, limits(patience), 2, rules, Mutant::None));

@@ -63,6 +63,9 @@ const SITUATIONS: &[Situation] = &[
         events
     }),
     ("It asks for the right to probe an unknown outcome", WAITS, || probing(&[])),
+    ("It may not run, and asks the upstream what became of the attempt", WAITS, || {
+        leading(&[Event::Barred, Event::Looked(Some(view(Decision::Probe))), Event::ProbeLocked])
+    }),
     ("It asks the upstream what became of the attempt", WAITS, || probing(&[Event::ProbeLocked])),
     ("It completes the record with what the upstream said", WAITS, || {
         probing(&[Event::ProbeLocked, Event::Probed(Finding::Done)])

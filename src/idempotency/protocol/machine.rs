@@ -212,6 +212,10 @@ impl Protocol {
             Event::Looked(Some(RecordView { is_own: true, .. })) => {
                 return self.withdraw(None, [Action::Reply(Reply::Barred)]);
             }
+            // Only where the upstream knows nothing of the attempt would the request run.
+            Event::Looked(Some(RecordView { decision: Decision::Probe, version, until, .. })) => {
+                return self.probe(now, (version, until), false);
+            }
             Event::Looked(None) => (Decision::Supersede, None),
             Event::Looked(Some(RecordView { decision, until, .. })) => (decision, until),
             Event::Failed => return self.end(claiming, Reply::Failed),
@@ -223,8 +227,6 @@ impl Protocol {
                 return self.in_flight(now, Place::elsewhere(now), attempt, Some(Action::ShareFound));
             }
             Decision::Supersede => Reply::Barred,
-            // The upstream is asked for those who may run where it knows nothing.
-            Decision::Probe => Reply::Decided { decision: Decision::Unknown, until },
             decision => Reply::Decided { decision, until },
         };
         self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
@@ -259,7 +261,7 @@ impl Protocol {
                 self.ask_again(Claiming { seen: Some(version), ..claiming })
             }
             Event::Exists(RecordView { decision: Decision::Probe, version, until, .. }) => {
-                self.probe(now, version, until)
+                self.probe(now, (version, until), true)
             }
             Event::Exists(RecordView { decision: Decision::InFlight(attempt), .. }) => {
                 let place = Place::elsewhere(now);

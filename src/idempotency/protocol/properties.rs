@@ -119,7 +119,7 @@ impl Seen {
             Event::AttemptEnded => self.ended = true,
             Event::Barred => self.is_barred = true,
             Event::ProbeLocked => self.has_lock = true,
-            Event::Exists(view) => (self.found, self.finding) = (Some(view.version), None),
+            Event::Exists(view) | Event::Looked(Some(view)) => (self.found, self.finding) = (Some(view.version), None),
             Event::Probed(finding) => self.finding = Some(*finding),
             _ => {}
         }
@@ -149,7 +149,7 @@ impl Seen {
                 prop_assert!(self.leads && self.ended && self.replies == 0);
                 prop_assert_eq!(self.settled, Some(Settlement::Done), "the store has it as unknown");
             }
-            Action::LockProbe => prop_assert!(self.leads && !self.waits && !self.is_barred && self.runs == 0),
+            Action::LockProbe => prop_assert!(self.leads && !self.waits && self.runs == 0),
             Action::ShareProbing => prop_assert!(self.leads),
             Action::Probe => prop_assert!(self.has_lock && self.leads && self.replies == 0),
             Action::Recover => prop_assert_eq!(self.finding, Some(Finding::Done), "the upstream has said so"),

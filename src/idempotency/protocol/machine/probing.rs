@@ -19,6 +19,8 @@ pub(super) struct Probing {
     pub(super) version: Version,
     /// Until when it stands.
     pub(super) until: Option<Timestamp>,
+    /// Whether the request runs where the upstream knows nothing of the attempt.
+    may_run: bool,
     stage: Stage,
 }
 
@@ -46,9 +48,14 @@ impl Probing {
 
 impl Protocol {
     /// The upstream may be asked about the record of this version.
-    pub(super) fn probe(&mut self, now: Duration, version: Version, until: Option<Timestamp>) -> Vec<Action> {
+    pub(super) fn probe(
+        &mut self,
+        now: Duration,
+        (version, until): (Version, Option<Timestamp>),
+        may_run: bool,
+    ) -> Vec<Action> {
         let stage = Stage::Locking { deadline: now + self.limits.settle_timeout };
-        self.call(Phase::Probing(Probing { version, until, stage }), Action::LockProbe)
+        self.call(Phase::Probing(Probing { version, until, may_run, stage }), Action::LockProbe)
     }
 
     pub(super) fn probed(&mut self, now: Duration, probing: Probing, event: Event) -> Vec<Action> {
@@ -64,6 +71,9 @@ impl Protocol {
                 let deadline = now + self.limits.settle_timeout;
                 self.failures = 0;
                 self.recover(probing, deadline)
+            }
+            (Stage::Asking, Event::Probed(Finding::Absent)) if !probing.may_run => {
+                self.go(Phase::Done, [Action::ShareFound, Action::Reply(Reply::Barred)])
             }
             (Stage::Asking, Event::Probed(Finding::Absent)) => {
                 self.ask_again(Claiming { since: now, seen: Some(probing.version), is_given_up: false })
