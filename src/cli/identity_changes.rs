@@ -10,7 +10,7 @@ use crate::config::{Place, Resolved};
 use crate::gate::coverage::{Coverage, Instead, LostKeys};
 use crate::gate::identities::{Former, IdentityRules};
 use crate::idempotency::description::{FingerprintDescription, RulesDescription};
-use crate::idempotency::policy::Policy;
+use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::Timestamp;
 use crate::store::deliveries::DeliveryFilter;
 use crate::store::{self, Filter, IdentityChange, NamespaceRules, Store};
@@ -58,6 +58,8 @@ struct Present<'a> {
     /// The scope of a route that names none.
     default_scope: Vec<String>,
     routes: Vec<PresentRoute<'a>>,
+    /// Those that make none, with their namespaces and modes.
+    unprotected: Vec<(&'a str, &'a str, Mode)>,
     /// The names that are taken, and where the routes stand.
     places: BTreeMap<&'a str, Option<String>>,
     /// The upstream that a new route must name, where there are several.
@@ -185,6 +187,8 @@ pub(super) fn report(
         is_on_file: is_on_file(&route.namespace),
         rules,
     });
+    let unprotected = rules.router().routes().iter().filter(|route| !route.policy.mode.protects());
+    let unprotected = unprotected.map(|route| (&*route.name, &*route.namespace, route.policy.mode));
     let Policy { scope, key, fingerprint, .. } = Policy::default();
     let default_scope = RulesDescription::of(&scope, &key, &fingerprint, "", false).scope;
     let places = rules.router().routes().iter().enumerate();
@@ -194,6 +198,7 @@ pub(super) fn report(
         service,
         default_scope,
         routes: routes.collect(),
+        unprotected: unprotected.collect(),
         places: places.collect(),
         upstream: upstream.filter(|_| written.upstreams.len() > 1).map(String::as_str),
     };
@@ -303,6 +308,10 @@ fn what_changed(present: &Present<'_>, change: &IdentityChange, former: &Former)
     }
     let same: Vec<&PresentRoute<'_>> = present.of(namespace).collect();
     let Some(now) = same.first() else {
+        let unprotected: Vec<String> = present.unprotected(namespace).collect();
+        if !unprotected.is_empty() {
+            return vec![format!("namespace `{namespace}`: no route protects its keys: {}", unprotected.join(", "))];
+        }
         let new: Vec<&PresentRoute<'_>> = present.newcomers().collect();
         let is_same = |route: &&PresentRoute<'_>| former.rules().is_some_and(|former| former == &route.rules);
         let instead = match new.as_slice() {
@@ -423,6 +432,12 @@ impl<'a> Present<'a> {
     /// The routes of a namespace.
     fn of(&self, namespace: &str) -> impl Iterator<Item = &PresentRoute<'a>> {
         self.routes.iter().filter(move |route| route.namespace == namespace)
+    }
+
+    /// The routes of a namespace that do not protect, each with its mode.
+    fn unprotected(&self, namespace: &str) -> impl Iterator<Item = String> {
+        let of = self.unprotected.iter().filter(move |(_, known, _)| *known == namespace);
+        of.map(|(name, _, mode)| format!("{} has mode = \"{}\"", self.named(name), mode.as_str()))
     }
 
     /// A route and where it stands, to begin a line.

@@ -178,18 +178,16 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
             answered(request, large.tombstone, &large.control, settle)
         }
         Exchanged::Failed(ending, problem) => {
-            let end = match settle(request.policy(), ending, &Control::default(), None) {
-                Verdict::Release => End::Release,
-                // There is no answer to complete with.
-                Verdict::Hold | Verdict::Complete { .. } => hold(UnknownCause::Ended(ending)),
-            };
+            let is_released = settle(request.policy(), ending, &Control::default(), None) == Verdict::Release;
+            // Where it is stored: there is no answer to complete with.
+            let end = if is_released { End::Release } else { hold(UnknownCause::Ended(ending)) };
             let problem = match ending {
                 Ending::Unreachable if is_again => {
                     let detail =
                         "an earlier attempt may have taken effect, and the upstream could not be reached again";
                     Problem::new(Code::UpstreamBroken, detail)
                 }
-                _ => problem,
+                _ => by_policy(problem, is_released),
             };
             Ended::without_answer(end, problem)
         }
@@ -212,6 +210,21 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     };
     let delivery = Some(ForClient { outcome, answer, recipient, rest });
     Attempted { attempt, end, released, record, delivery, _counted: counted }
+}
+
+/// The problem of an attempt without an answer. Its code says what happened. Where the route's `outcomes` release what is unknown by
+/// default, or hold what was not sent, its detail says what that means for a retry.
+fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
+    match (is_released, problem.code.retryable()) {
+        (true, false) => problem.detail.push_str("; this route releases the key: a retry runs the request again"),
+        (false, true) => {
+            let detail =
+                "nothing was sent to the upstream; this route holds the outcome as unknown: a retry does not run";
+            problem.detail = detail.to_owned();
+        }
+        (true, true) | (false, false) => {}
+    }
+    problem
 }
 
 /// Sends the request once and takes in the answer.

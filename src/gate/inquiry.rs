@@ -18,10 +18,19 @@ use crate::idempotency::codec::Answer;
 use crate::idempotency::credential;
 use crate::idempotency::key::KeySource;
 use crate::idempotency::scope::ScopePart;
+use crate::idempotency::settle::Control;
 use crate::telemetry::outcome::Code;
 
 /// The largest answer to a question, in bytes; one that is larger is none.
 const MAX_ANSWER: u64 = 1 << 20;
+
+/// The answer to a question.
+pub(super) struct Inquired {
+    /// As a client would get it, and whole.
+    pub(super) answer: Answer,
+    /// What the upstream says of a record with this answer.
+    pub(super) control: Control,
+}
 
 /// What is asked, and of whom.
 pub(super) struct Question<'a> {
@@ -90,13 +99,13 @@ impl<'a> Question<'a> {
         digest.finalize().into()
     }
 
-    /// Asks once, for the upstream's timeout at most. The answer is whole, and as a client would get it.
-    pub(super) async fn ask(self) -> Result<Answer, Problem> {
+    /// Asks once, for the upstream's timeout at most.
+    pub(super) async fn ask(self) -> Result<Inquired, Problem> {
         let limit = self.upstream.settings().timeout;
         timeout(limit, self.exchange()).await.unwrap_or_else(|_| Err(pass::timed_out(limit)))
     }
 
-    async fn exchange(mut self) -> Result<Answer, Problem> {
+    async fn exchange(mut self) -> Result<Inquired, Problem> {
         let upstream = self.upstream;
         if !self.headers.contains_key(HOST)
             && let Ok(host) = HeaderValue::from_str(&upstream.authority())
@@ -112,13 +121,14 @@ impl<'a> Question<'a> {
         let (response, connection) = sent.map_err(|error| failed(&error))?;
         let (parts, body) = response.into_parts();
         let version = parts.version;
+        let control = Control::read(&parts.headers);
         let answer = head_of_answer(parts, &self.gate.added)?;
         match capture(body, version, MAX_ANSWER, (&self.gate.shared.usage.memory).into(), None).await {
             Ok(Captured::Whole { body, trailers, .. }) => {
                 if self.reuse != Reuse::Never {
                     connection.return_to_pool();
                 }
-                Ok(whole_answer(answer, body, trailers.as_ref()))
+                Ok(Inquired { answer: whole_answer(answer, body, trailers.as_ref()), control })
             }
             Ok(Captured::TooLarge(_)) => {
                 let detail = "the upstream's answer to a question of the gate is too large";

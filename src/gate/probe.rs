@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::Method;
 
 use super::answer::Reply;
-use super::inquiry::Question;
+use super::inquiry::{Inquired, Question};
 use super::protected::ProtectedRequest;
 use crate::http::problem::Problem;
 use crate::http::upstream::Upstream;
@@ -63,7 +63,7 @@ impl Drop for ProbeLock {
 }
 
 /// What the upstream said of an attempt, if it answered.
-pub(super) struct Probed(pub(super) Option<Answer>);
+pub(super) struct Probed(pub(super) Option<Inquired>);
 
 impl ProtectedRequest {
     /// The claim that is the right to ask about its record. Its token is its own: an upstream names records by theirs.
@@ -112,10 +112,10 @@ pub(super) fn lock_of(
 }
 
 /// Logs what the upstream said of an unknown outcome. `request` is the retry on whose behalf it was asked.
-pub(super) fn report(request: Option<RequestId>, record: RecordId, route: &str, asked: &Result<Answer, Problem>) {
+pub(super) fn report(request: Option<RequestId>, record: RecordId, route: &str, asked: &Result<Inquired, Problem>) {
     let request = request.map(|request| request.to_string());
     match asked {
-        Ok(answer) => {
+        Ok(Inquired { answer, .. }) => {
             let (status, finding) = (answer.status.as_u16(), Finding::of(answer.status).as_str());
             tracing::info!(request, %record, route, status, finding, "asked the upstream about an unknown outcome");
         }
@@ -128,17 +128,19 @@ pub(super) fn report(request: Option<RequestId>, record: RecordId, route: &str, 
 
 impl Probed {
     pub(super) fn finding(&self) -> Finding {
-        self.0.as_ref().map_or(Finding::Unclear, |answer| Finding::of(answer.status))
+        self.0.as_ref().map_or(Finding::Unclear, |inquired| Finding::of(inquired.answer.status))
     }
 
     /// How the record ends by what the upstream said. It lives from now on: a retry may come as late after this as after a claim.
+    /// `Idempotency-Control: release` does not count: the upstream has what the request did.
     pub(super) fn end(&self, policy: &Policy) -> Option<End> {
-        let answer = policy.response_headers.kept(Cow::Borrowed(self.0.as_ref()?));
-        let is_kept = |content: &Content| content.body.len() as u64 <= policy.max_response_body;
+        let Inquired { answer, control } = self.0.as_ref()?;
+        let answer = policy.response_headers.kept(Cow::Borrowed(answer));
+        let is_kept = |content: &Content| !control.no_store && content.body.len() as u64 <= policy.max_response_body;
         let kept = match answer.content.as_ref().is_some_and(is_kept) {
             true => answer.encode(),
             false => Answer { content: None, ..answer.into_owned() }.encode(),
         };
-        Some(End::Complete { answer: kept, expiry: Expiry::FromNow(policy.ttl) })
+        Some(End::Complete { answer: kept, expiry: Expiry::FromNow(control.ttl.unwrap_or(policy.ttl)) })
     }
 }

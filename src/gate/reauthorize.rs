@@ -105,7 +105,12 @@ impl ProtectedRequest {
         let (questions, digest) = (&self.gate.shared.questions, question.digest());
         let shared = questions.shared(digest);
         // Where the request that asks goes away, the next one that waits asks.
-        match shared.said.get_or_init(|| async { permission(question.ask().await) }).await.clone() {
+        match shared
+            .said
+            .get_or_init(|| async { permission(question.ask().await.map(|inquired| inquired.answer)) })
+            .await
+            .clone()
+        {
             Permission::Granted => None,
             Permission::Refused(answer) => {
                 if answer.content.as_ref().is_some_and(|content| content.body.len() > LARGEST_SHARED) {

@@ -193,7 +193,7 @@ pub fn title(code: Code) -> &'static str {
         Code::RequestTimeout => "The request did not arrive in time",
         Code::HeadersTooLarge => "The request's header fields are too large",
         Code::ExpectationFailed => "The expectation cannot be met",
-        Code::QuotaExceeded => "Too much of one client",
+        Code::QuotaExceeded => "A quota is used up",
         Code::LoopDetected => "The request goes round in circles",
         Code::CredentialsUnverifiable => "The token cannot be verified",
     }

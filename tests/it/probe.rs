@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
@@ -114,6 +114,50 @@ fn what_the_upstream_never_saw_runs_again() {
             upstream.seen().iter().filter_map(|request| request.head.get("idempotency-attempt")).collect();
         assert!(tokens.len() == 2 && tokens[0] != tokens[1]);
     }
+}
+
+/// A request that is too old to run still gets what the upstream has. Where that knows nothing, it is refused.
+#[test]
+fn a_retry_that_may_not_run_gets_what_the_upstream_has() {
+    let upstream = forgetful(|nth| match nth {
+        1 => Reply::status("404 Not Found", "no such charge"),
+        _ => Reply::ok("from the books"),
+    });
+    let rule = "request_time = { from = \"header:X-Request-Timestamp\", max_age = \"1h\" }\n";
+    let gate = gate_before(&upstream, &[NOW, rule].concat());
+    let charge = |time: SystemTime| {
+        let time = humantime::format_rfc3339(time).to_string();
+        Request::post("/charges").key("k-1").header("X-Request-Timestamp", time).body("{}").send(&gate)
+    };
+    let long_ago = SystemTime::now() - Duration::from_secs(2 * 60 * 60);
+    charge(SystemTime::now()).expect_problem(502, "upstream-broken");
+    charge(long_ago).expect_problem(400, "request-expired");
+    // The right to ask is given back after an answer.
+    eventually("it is recovered", || {
+        let reply = charge(long_ago);
+        assert!(["in-flight", "recovered"].contains(&reply.word().as_str()), "{}", reply.show());
+        (reply.word() == "recovered").then_some(())
+    });
+    charge(long_ago).expect(200, "replayed");
+    assert_eq!((count(&upstream, "POST"), count(&upstream, "GET")), (1, 2));
+}
+
+#[test]
+fn the_upstream_says_what_is_kept_of_what_it_has() {
+    let upstream = forgetful(|_| {
+        let control = "Idempotency-Control: no-store, ttl=60\r\n";
+        Reply::raw(format!("HTTP/1.1 201 Created\r\n{control}Content-Length: 4\r\n\r\nch_1"))
+    });
+    let gate = gate_before(&upstream, NOW);
+    lost(&gate, "k-1");
+    let recovered = gate.post("/charges", "k-1", "{}");
+    recovered.expect(201, "recovered");
+    assert_eq!((recovered.text().as_str(), recovered.get("idempotency-control")), ("ch_1", None));
+    let retry = gate.post("/charges", "k-1", "{}");
+    retry.expect_problem(409, "response-not-stored");
+    let expires = |reply: &Response| httpdate::parse_http_date(&reply.get("idempotency-expires").expect("an expiry"));
+    let left = expires(&recovered).expect("a date").duration_since(SystemTime::now()).expect("later");
+    assert!(left <= Duration::from_secs(60), "{left:?}");
 }
 
 /// The answer to a retry once nobody else asks any more: the right to ask is given back after an answer.
@@ -255,6 +299,9 @@ fn records_whose_clients_never_come_back_are_found_out_too() {
         line if line.starts_with("GET ") && request.head.get("authorization").as_deref() != Some("Bearer books") => {
             Reply::status("401 Unauthorized", "")
         }
+        line if line.starts_with("GET ") && request.head.get("host").as_deref() != Some("books.example") => {
+            Reply::status("421 Misdirected Request", "")
+        }
         line if line.starts_with("GET /by-key/absent") => Reply::status("404 Not Found", ""),
         line if line.starts_with("GET /by-key/closed") => Reply::status("500 Internal Server Error", ""),
         line if line.starts_with("GET ") => Reply::ok("from the books"),
@@ -263,7 +310,7 @@ fn records_whose_clients_never_come_back_are_found_out_too() {
     let plan = Gate::before(&upstream);
     std::fs::write(plan.path("books"), "Bearer books\n").expect("a file");
     let recovery = format!(
-        "recovery = {{ probe = \"/by-key/{{key}}\", after = \"0s\", every = \"1s\", headers = {{ Authorization = \"file:{}\" }} }}\n",
+        "recovery = {{ probe = \"/by-key/{{key}}\", after = \"0s\", every = \"1s\", headers = {{ Host = \"books.example\", Authorization = \"file:{}\" }} }}\n",
         plan.path("books").display()
     );
     let gate = plan.defaults(&recovery).start();

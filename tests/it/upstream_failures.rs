@@ -400,3 +400,24 @@ fn an_attempt_that_times_out_while_it_connects_is_released() {
     gate.post("/charges", "k-1", "{}").expect_problem(502, "upstream-unreachable");
     assert!(gate.states("k-1").is_empty());
 }
+
+/// What a route's `outcomes` make of an attempt without an answer is what its problem says.
+#[test]
+fn a_problem_says_what_the_outcomes_of_its_route_mean_for_a_retry() {
+    let upstream = Upstream::start(|_| Reply::nothing().close());
+    let detail = |gate: &Gate, code: &str| {
+        let problem = gate.post("/charges", "k-1", "{}");
+        problem.expect_problem(502, code);
+        problem.json()["detail"].as_str().expect("a detail").to_owned()
+    };
+    let released = Gate::before(&upstream).defaults("outcomes = { broken = \"release\" }\n").start();
+    for _ in 0..2 {
+        let detail = detail(&released, "upstream-broken");
+        assert!(detail.ends_with("releases the key: a retry runs the request again"), "{detail}");
+    }
+    let away = Gate::before_url(&format!("http://{}", Upstream::free_address()));
+    let held = away.defaults("outcomes = { unreachable = \"hold\" }\n").start();
+    let detail = detail(&held, "upstream-unreachable");
+    assert!(detail.ends_with("holds the outcome as unknown: a retry does not run"), "{detail}");
+    held.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+}

@@ -115,6 +115,14 @@ pub(super) fn how_to_keep(present: &Present<'_>, change: &IdentityChange, former
         };
         return restoring(present, &same, (former, rules), None);
     }
+    let unprotected: Vec<String> = present.unprotected(namespace).collect();
+    if !unprotected.is_empty() {
+        return format!(
+            "     Remove the mode again: {}. Observing and passing look at no\n     record: a retry of a key that ran would run \
+             again.\n",
+            unprotected.join(", ")
+        );
+    }
     match present.newcomers().collect::<Vec<_>>().as_slice() {
         [] => {
             let coverage = change.description.as_deref().and_then(NamespaceDescription::parse);

@@ -81,6 +81,9 @@ fn each_change_is_told_with_what_to_do() {
             run(&[CHARGE, REFUND].concat(), &[&renamed, REFUND].concat(), &one("create-charge"), true)
         }),
         ("a route that was removed", run(&[CHARGE, REFUND].concat(), CHARGE, &one("refund"), true)),
+        ("a route that observes from now on", {
+            run(CHARGE, &[CHARGE, "mode = \"observe\"\n"].concat(), &one("create-charge"), true)
+        }),
         (
             "another scope",
             run(&tenant(CHARGE), &[CHARGE, "scope = [\"host\"]\n"].concat(), &one("create-charge"), true),
@@ -205,8 +208,14 @@ fn upgraded() -> String {
     let names = ["create-charge", "refund"];
     let routes = names.map(|name| PresentRoute { name, namespace: name, is_on_file: true, rules: now() });
     let places = names.map(|name| (name, Some("gate.toml:1".to_owned()))).into();
-    let present =
-        Present { service: "default", default_scope: now().scope, routes: routes.into(), places, upstream: None };
+    let present = Present {
+        service: "default",
+        default_scope: now().scope,
+        routes: routes.into(),
+        unprotected: Vec::new(),
+        places,
+        upstream: None,
+    };
     let former = Former::Recognised(rules(&["host", "header:authorization", "header:x-api-key"]));
     let changes = names.map(|name| IdentityChange {
         service: "default".into(),

@@ -161,7 +161,7 @@ fn header(name: &str, node: &Node<'_>) -> Result<ProbeHeader, Wrong> {
     let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else {
         return Err(Wrong::new(format!("`{name}` is not a header name")).hint("such as Authorization"));
     };
-    if matches!(name.as_str(), "host" | "connection" | "content-length" | "transfer-encoding" | "te" | "upgrade") {
+    if matches!(name.as_str(), "connection" | "content-length" | "transfer-encoding" | "te" | "upgrade") {
         return Err(Wrong::new(format!("oncegate sets `{name}` itself")).hint("remove it"));
     }
     let (content, source) = match text.strip_prefix("file:") {

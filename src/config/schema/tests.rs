@@ -243,7 +243,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "proxies: server.trusted_proxies[6]",
     "quotas: routes[2].quota.per",
     "recovery-headers-wrong: routes[0].recovery.headers.Authorization",
-    "recovery-headers-wrong: routes[0].recovery.headers.Host",
+    "recovery-headers-wrong: routes[0].recovery.headers.Connection",
     "recovery-headers-wrong: routes[0].recovery.headers.X-A",
     "redis-cluster-behind-sentinels: store.url",
     "redis-cluster: store.url",

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::super::answer::Client;
 use super::super::attempt;
+use super::super::inquiry::Inquired;
 use super::super::protected::ProtectedRequest;
 use super::super::reauthorize;
 use super::super::second_look::elsewhere_first;
@@ -30,7 +31,7 @@ impl Driver {
             Reply::Decided { decision, until } => request.reply(decision, until),
             Reply::Released => attempt::released(&request, needed(self.released.as_deref(), "a released answer")?),
             Reply::Recovered => {
-                let answer = needed(self.probed.take().and_then(|probed| probed.0), PROBED)?;
+                let Inquired { answer, .. } = needed(self.probed.take().and_then(|probed| probed.0), PROBED)?;
                 request.recovered(answer, self.settled.as_ref())
             }
             Reply::NothingLeft => request.nothing_left(),

@@ -7,8 +7,9 @@ use serde::Serialize;
 use crate::gate::possible_outcomes::problems;
 use crate::http::problem;
 use crate::http::upstream::Upstream;
+use crate::idempotency::delivery::Async;
 use crate::idempotency::grpc;
-use crate::idempotency::policy::{InFlight, Policy};
+use crate::idempotency::policy::{InFlight, Mode, Policy};
 use crate::idempotency::quota::{Quota, QuotaBy};
 use crate::idempotency::recovery::Recovery;
 use crate::idempotency::scope::{ScopePart, ScopeWord};
@@ -41,6 +42,9 @@ pub(super) struct RoutePolicy {
     pub(super) quota: Option<NewKeys>,
     pub(super) max_request_body_bytes: u64,
     pub(super) max_response_body_bytes: u64,
+    /// Which requests are answered with 202 and delivered later, where some are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) accepts: Option<&'static str>,
     pub(super) outcomes: Vec<OutcomeRule>,
     /// Answers in JSON that end otherwise, by a value in them: the first that matches counts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -129,7 +133,12 @@ impl RoutePolicy {
             quota: policy.quota.map(NewKeys::of),
             max_request_body_bytes: policy.max_request_body,
             max_response_body_bytes: policy.max_response_body,
-            outcomes: rules(&policy.outcomes),
+            accepts: match (policy.mode, policy.r#async) {
+                (Mode::Accept, _) => Some("always"),
+                (_, Async::Allow) => Some("respond-async"),
+                (_, Async::Refuse) => None,
+            },
+            outcomes: rules(policy),
             outcomes_by_body: body_rules(policy),
             not_replayed: policy.response_headers.exclude.iter().map(ToString::to_string).collect(),
             problems: codes.map(|code| PossibleProblem::of(code, policy.docs.as_deref())).collect(),
@@ -174,15 +183,29 @@ fn body_rules(policy: &Policy) -> Vec<BodyRule> {
     rules.map(|rule| BodyRule { pointer: rule.pointer.to_string(), then: rule.then.as_str() }).collect()
 }
 
-fn rules(outcomes: &Outcomes) -> Vec<OutcomeRule> {
-    let endings = endings(outcomes);
+fn rules(policy: &Policy) -> Vec<OutcomeRule> {
+    let endings = endings(&policy.outcomes);
     let rule = |action: Action| OutcomeRule {
         of: endings.iter().filter(|(_, then)| *then == action).map(|(entry, _)| entry.clone()).collect(),
         then: action.as_str(),
         meaning: match action {
             Action::Store => "The answer is kept. A retry gets it again and does not run, until the ttl has passed.",
+            Action::Release if policy.mode == Mode::Accept => {
+                "The request is delivered again later, until it ends otherwise or is given up."
+            }
             Action::Release => "The key is forgotten. A retry runs again.",
-            Action::Hold => "The outcome is unknown. A retry does not run, and gets the problem outcome-unknown.",
+            Action::Hold => match policy.recovery {
+                Recovery::Hold => "The outcome is unknown. A retry does not run, and gets the problem outcome-unknown.",
+                Recovery::Retry => "The outcome is unknown. A retry runs again, and may overlap the first attempt.",
+                Recovery::Probe(_) => {
+                    "The outcome is unknown. The service is asked what became of it: a retry gets the answer that the service \
+                     has, runs again where it knows nothing of the request, and otherwise gets the problem outcome-unknown."
+                }
+                Recovery::Resend(_) => {
+                    "The outcome is unknown. The request is sent again while its client waits. Where the outcome stays unknown, \
+                     a retry does not run, and gets the problem outcome-unknown."
+                }
+            },
         },
     };
     [Action::Store, Action::Release, Action::Hold].map(rule).into_iter().filter(|rule| !rule.of.is_empty()).collect()
@@ -224,5 +247,18 @@ mod tests {
         let of = |entry: &str| endings.iter().find(|(name, _)| name == entry).map(|(_, action)| *action);
         assert_eq!((of("4xx"), of("429"), of("401")), (Some(Action::Store), None, Some(Action::Release)));
         assert_eq!((of("5xx"), of("502"), of("timeout")), (Some(Action::Hold), None, Some(Action::Hold)));
+    }
+
+    #[test]
+    fn what_a_retry_gets_follows_from_the_recovery_and_the_mode() {
+        let meaning = |then: &str, policy: &Policy| {
+            rules(policy).into_iter().find(|rule| rule.then == then).map(|rule| rule.meaning).unwrap_or_default()
+        };
+        let retries = Policy { recovery: Recovery::Retry, ..Policy::default() };
+        assert!(meaning("hold", &Policy::default()).contains("does not run"));
+        assert!(meaning("hold", &retries).contains("A retry runs again"));
+        let accepts = Policy { mode: Mode::Accept, ..Policy::default() };
+        assert!(meaning("release", &Policy::default()).contains("A retry runs again"));
+        assert!(meaning("release", &accepts).contains("is delivered again"));
     }
 }

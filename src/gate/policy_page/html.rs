@@ -61,6 +61,10 @@ fn section(page: &mut String, route: &RoutePolicy) -> fmt::Result {
     }
     row("Largest request body", &format_args!("{} bytes", route.max_request_body_bytes))?;
     row("Largest answer that is kept", &format_args!("{} bytes", route.max_response_body_bytes))?;
+    if let Some(accepts) = route.accepts {
+        let which = if accepts == "always" { "every request" } else { "a request with Prefer: respond-async" };
+        row("Answered with 202, and delivered later", &which)?;
+    }
     for rule in &route.outcomes {
         row(rule.meaning, &Codes(&rule.of))?;
     }
