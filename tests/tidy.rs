@@ -134,7 +134,6 @@ fn files_are_short() {
     let long: Vec<String> = files
         .iter()
         .map(|(path, text)| (path, lines_before_tests(text)))
-        // What a test writes is as long as what it shows.
         .filter(|(path, lines)| *lines > LONGEST && !path.ends_with("golden.txt"))
         .map(|(path, lines)| format!("{}: {lines} lines", path.display()))
         .collect();
