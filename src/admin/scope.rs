@@ -44,9 +44,9 @@ pub(super) enum Belongs {
 const FORM: &str = "must be a part of a scope and its value: header:NAME=VALUE, cookie:NAME=VALUE, basic:user=NAME, \
                     host=NAME, client-ip=ADDRESS, jwt:CLAIM=VALUE, or credential=NAME: VALUE with the header that has it";
 
-/// Why no header but two, with a value, names a caller.
-const ANONYMOUS: &str = "names nobody: only X-Api-Key and Authorization, with a value, identify a credential. All callers without them \
-                         are one identity, and their records cannot be selected one by one";
+/// Why a credential that identifies no caller is refused.
+const ANONYMOUS: &str = "identifies no caller: name X-Api-Key or Authorization, with a value. All callers without these headers share one \
+                         identity, so their records cannot be selected separately";
 
 impl ScopeValue {
     /// Reads `header:X-Tenant=acme`, and `X-Tenant:acme` for the same. Otherwise says what is wrong, as the end of a sentence.
@@ -73,7 +73,7 @@ impl ScopeValue {
             ScopePart::Credential => {
                 let (name, value) = value.split_once(':').ok_or_else(wrong)?;
                 let made_by = header(name.trim().parse().map_err(|_| wrong())?, value.trim())?;
-                if names_nobody(&made_by) {
+                if is_anonymous(&made_by) {
                     return Err(ANONYMOUS.to_owned());
                 }
                 made_by
@@ -96,18 +96,18 @@ impl ScopeValue {
 impl MadeBy {
     /// A caller that has this and nothing else. `none` are no headers.
     fn caller<'a>(&'a self, none: &'a HeaderMap) -> Caller<'a> {
-        let nobody = Caller { headers: none, authority: None, client_ip: None, certificate: None, claims: None };
+        let empty = Caller { headers: none, authority: None, client_ip: None, certificate: None, claims: None };
         match self {
-            Self::Headers(headers) => Caller { headers, ..nobody },
-            Self::Authority(authority) => Caller { authority: Some(authority), ..nobody },
-            Self::Address(address) => Caller { client_ip: Some(*address), ..nobody },
-            Self::Claims(claims) => Caller { claims: Some(claims), ..nobody },
+            Self::Headers(headers) => Caller { headers, ..empty },
+            Self::Authority(authority) => Caller { authority: Some(authority), ..empty },
+            Self::Address(address) => Caller { client_ip: Some(*address), ..empty },
+            Self::Claims(claims) => Caller { claims: Some(claims), ..empty },
         }
     }
 }
 
-/// Whether all callers without `X-Api-Key` and `Authorization` share the identity that this makes.
-fn names_nobody(made_by: &[MadeBy]) -> bool {
+/// Whether these headers give the identity that all callers without `X-Api-Key` and `Authorization` share.
+fn is_anonymous(made_by: &[MadeBy]) -> bool {
     let none = HeaderMap::new();
     made_by.iter().any(|made_by| Credential::of(made_by.caller(&none)).kind.identity() == Kind::Anonymous.identity())
 }
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!((tag("jwt:sub=acme").len(), tag("jwt:tenant=12").len()), (1, 2), "text, or a number");
         // Whatever the password is.
         assert_eq!(tag("credential=Authorization: Basic YWNtZTp4"), tag("credential=Authorization: Basic YWNtZTp5"));
-        // All that send neither header are one identity: nothing that is meant for one of them may select all.
+        // All callers without these headers share one identity: a filter meant for one of them must not select all.
         let anonymous =
             ["Cookie: a=b", "Nonsense: x", "authorisation: Basic YWNtZTp4", "X-Api-Key:", "Authorization: Bearer"];
         for credential in anonymous {

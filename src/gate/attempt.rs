@@ -212,8 +212,8 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     Attempted { attempt, end, released, record, delivery, _counted: counted }
 }
 
-/// The problem of an attempt without an answer. Its code says what happened. Where the route's `outcomes` release what is unknown by
-/// default, or hold what was not sent, its detail says what that means for a retry.
+/// Adds to a failed attempt's problem what a retry gets, if the route's `outcomes` differ from the defaults that its code implies: they
+/// release the key of an unknown outcome, or hold the key of a request that the gate did not send.
 fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
     match (is_released, problem.code.retryable()) {
         (true, false) => problem.detail.push_str("; this route releases the key: a retry runs the request again"),

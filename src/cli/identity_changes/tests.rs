@@ -55,7 +55,8 @@ const CHARGE: &str = "[[routes]]\nname = \"create-charge\"\nmethods = [\"POST\"]
 const REFUND: &str = "[[routes]]\nname = \"refund\"\npath = \"/v1/refunds\"\n";
 const TENANT: &str = "scope = [\"header:X-Tenant\"]\n";
 
-/// What is said in each case stands in one file. With `ONCEGATE_BLESS=1` it is written instead of compared.
+/// Two files hold the reports of all cases: those about changed rules, and those about routes that no longer take the requests of
+/// live keys. With `ONCEGATE_BLESS=1` the test writes them instead of comparing.
 #[test]
 fn each_change_is_told_with_what_to_do() {
     let old = format!("[defaults]\n{OLD_SCOPE}\n");
@@ -156,17 +157,23 @@ fn each_change_is_told_with_what_to_do() {
         }),
     ];
     let upgrade = [("an upgrade, where the default scope is another one now", upgraded())];
-    let mut told = String::new();
-    for (case, said) in cases.into_iter().chain(kept).chain(upgrade) {
+    are_as_agreed("rules.golden.txt", cases);
+    are_as_agreed("routes.golden.txt", kept.into_iter().chain(upgrade));
+}
+
+fn are_as_agreed(file: &str, cases: impl IntoIterator<Item = (&'static str, String)>) {
+    let mut reports = String::new();
+    for (case, said) in cases {
         assert!(!said.contains("s3cret") && !said.contains("more than thirty-two"), "{said}");
         assert!(said.lines().all(|line| line.trim_end() == line), "{said}");
-        told.push_str(&format!("# {case}\n\n{said}\n\n\n"));
+        reports.push_str(&format!("# {case}\n\n{said}\n\n\n"));
     }
-    let golden = "src/cli/identity_changes/golden.txt";
+    let golden = format!("src/cli/identity_changes/{file}");
     if std::env::var_os("ONCEGATE_BLESS").is_some() {
-        std::fs::write(golden, &told).unwrap();
+        std::fs::write(&golden, &reports).unwrap();
     }
-    assert_eq!(std::fs::read_to_string(golden).unwrap_or_default(), told, "run with ONCEGATE_BLESS=1 if this is meant");
+    let agreed = std::fs::read_to_string(&golden).unwrap_or_default();
+    assert_eq!(agreed, reports, "run with ONCEGATE_BLESS=1 if this is meant");
 }
 
 /// The report for `next` where `former` was adopted, and where so many keys of the namespace `default` are lost like this;

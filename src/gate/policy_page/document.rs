@@ -44,7 +44,7 @@ pub(super) struct RoutePolicy {
     pub(super) max_response_body_bytes: u64,
     /// Which requests are answered with 202 and delivered later, where some are.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) accepts: Option<&'static str>,
+    pub(super) accepts: Option<Accepts>,
     pub(super) outcomes: Vec<OutcomeRule>,
     /// Answers in JSON that end otherwise, by a value in them: the first that matches counts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -53,6 +53,16 @@ pub(super) struct RoutePolicy {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) not_replayed: Vec<String>,
     pub(super) problems: Vec<PossibleProblem>,
+}
+
+/// Which requests are delivered later.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Accepts {
+    /// Every one.
+    Always,
+    /// Those whose client prefers it (RFC 7240, section 4.1).
+    RespondAsync,
 }
 
 /// How many new keys a caller may claim.
@@ -134,8 +144,8 @@ impl RoutePolicy {
             max_request_body_bytes: policy.max_request_body,
             max_response_body_bytes: policy.max_response_body,
             accepts: match (policy.mode, policy.r#async) {
-                (Mode::Accept, _) => Some("always"),
-                (_, Async::Allow) => Some("respond-async"),
+                (Mode::Accept, _) => Some(Accepts::Always),
+                (_, Async::Allow) => Some(Accepts::RespondAsync),
                 (_, Async::Refuse) => None,
             },
             outcomes: rules(policy),

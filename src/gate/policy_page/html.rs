@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
 
-use super::document::{Document, NewKeys, RoutePolicy};
+use super::document::{Accepts, Document, NewKeys, RoutePolicy};
 
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
     table{border-collapse:collapse}td,th{border:1px solid #8884;padding:.3rem .6rem;text-align:left;vertical-align:top}\
@@ -62,7 +62,10 @@ fn section(page: &mut String, route: &RoutePolicy) -> fmt::Result {
     row("Largest request body", &format_args!("{} bytes", route.max_request_body_bytes))?;
     row("Largest answer that is kept", &format_args!("{} bytes", route.max_response_body_bytes))?;
     if let Some(accepts) = route.accepts {
-        let which = if accepts == "always" { "every request" } else { "a request with Prefer: respond-async" };
+        let which = match accepts {
+            Accepts::Always => "every request",
+            Accepts::RespondAsync => "a request with Prefer: respond-async",
+        };
         row("Answered with 202, and delivered later", &which)?;
     }
     for rule in &route.outcomes {
