@@ -177,6 +177,8 @@ pub(super) struct Serving {
     drain_timeout: Duration,
     metrics: Metrics,
     store: Arc<dyn Store>,
+    /// Whether other gates may write to it.
+    is_shared: bool,
     /// What seals records, where the start had keys for it.
     keeper: Option<Arc<Keeper>>,
     readiness: Readiness,
@@ -190,6 +192,7 @@ pub(super) struct Serving {
     workers: JoinHandle<()>,
     renewing: JoinHandle<()>,
     asking: JoinHandle<()>,
+    following: Option<JoinHandle<()>>,
     delivering: Option<JoinHandle<()>>,
     consuming: Consuming,
     work_stop: watch::Sender<bool>,
@@ -292,6 +295,16 @@ impl Serving {
             || tracing::error!("the renewal of leases failed; starting it again"),
         ));
         let asking = tokio::spawn(keep_asking(Arc::clone(&current), work_stop.subscribe()));
+        let following = is_shared.then(|| {
+            let (follower, metrics) = (Arc::clone(&current), metrics.clone());
+            tokio::spawn(supervise(
+                move || {
+                    let current = Arc::clone(&follower);
+                    gate::follow_rules(move || Arc::clone(&current.load().handler), metrics.clone())
+                },
+                || tracing::error!("following the rules of keys failed; starting it again"),
+            ))
+        });
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
         let (deliverer, stopping) = (Arc::clone(&current), stop.subscribe());
         let delivering = shards.run(supervise(
@@ -330,6 +343,7 @@ impl Serving {
             drain_timeout,
             metrics,
             store,
+            is_shared,
             keeper,
             readiness,
             notices,
@@ -341,6 +355,7 @@ impl Serving {
             workers,
             renewing,
             asking,
+            following,
             delivering,
             consuming,
             work_stop,
@@ -376,6 +391,9 @@ impl Serving {
         // What has not ended by then, its broker delivers again.
         let _ = timeout(LAST_WORDS, self.consuming.ended()).await;
         self.work_stop.send_replace(true);
+        if let Some(following) = &self.following {
+            following.abort();
+        }
         self.end_traces().await;
         if let Some((_, log)) = &self.access_log {
             log.end().await;

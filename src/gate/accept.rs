@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::answer::Reply;
 use super::kept::Kept;
 use super::pass::spool_problem;
-use super::protected::{ProtectedRequest, RETRY_SOON, digest, retired};
+use super::protected::{ProtectedRequest, RETRY_SOON, digest};
 use super::request::Head;
 use super::second_look::elsewhere_first;
 use super::{Gate, RouteState, deliver, request_status};
@@ -107,8 +107,10 @@ impl ProtectedRequest {
 
     /// Keeps it, unless there is a record or a delivery of its key.
     async fn keep(&self) -> Result<Known, Problem> {
-        if !self.is_found_after_reload() {
-            return Err(retired());
+        // Held until it is kept: a reload looks for what is kept before its rules take the place of these.
+        let retired = self.gate.shared.retired.read().await;
+        if retired.contains(&self.state.rules) || self.is_replaced() || !self.is_found_after_reload() {
+            return Err(self.retired());
         }
         let body = self.body.whole().await.map_err(|error| spool_problem(&self.gate, &error))?;
         let new = self.new_delivery(body)?;

@@ -12,7 +12,7 @@ use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Route, Router};
-use crate::store::{Identity, IdentityChange, Origin};
+use crate::store::{Identity, IdentityChange, NamespaceRules, Origin};
 
 /// The scope of a route that named none, in versions of oncegate that kept no descriptions of rules.
 const FORMER_DEFAULT_SCOPE: [&str; 3] = ["host", "header:authorization", "header:x-api-key"];
@@ -93,6 +93,22 @@ impl<'a> IdentityRules<'a> {
         (origins, identities)
     }
 
+    /// How these rules stand to those on file.
+    pub(super) fn standing(&self, on_file: &[NamespaceRules]) -> Standing {
+        let (_, own) = self.adoption();
+        let on_file: Vec<&NamespaceRules> =
+            on_file.iter().filter(|found| found.digest.is_some() && found.service == *self.service()).collect();
+        let goes = |found: &NamespaceRules| own.iter().any(|rules| found.goes_with(rules));
+        let is_all_own = on_file.iter().all(|found| goes(found));
+        let lacking = own.iter().filter(|rules| !on_file.iter().any(|found| found.goes_with(rules)));
+        let lacking: Vec<Identity> = lacking.cloned().collect();
+        match lacking.is_empty() {
+            true => Standing::InForce,
+            false if is_all_own => Standing::Gone,
+            false => Standing::Replaced(lacking),
+        }
+    }
+
     /// The rules that a change gives up: as they are described, or else those among the usual ones that have their digest.
     #[must_use]
     pub fn former(&self, change: &IdentityChange) -> Former {
@@ -134,6 +150,17 @@ impl<'a> IdentityRules<'a> {
         }
         None
     }
+}
+
+/// How the rules of a configuration stand to those on file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Gates with the rules on file find what these record, and the other way round.
+    InForce,
+    /// Some of these are not on file, and everything that is goes with these.
+    Gone,
+    /// Other rules are on file instead of these.
+    Replaced(Vec<Identity>),
 }
 
 /// The former rules, as far as they are known.

@@ -375,9 +375,21 @@ impl ProtectedRequest {
         self.gate.shared.newest.load().iter().all(finds)
     }
 
-    /// The reply where the rules or the routes changed by which the request's key is found: it would not be found again.
-    pub(super) fn retired(&self) -> Reply {
-        self.problem(retired())
+    /// Whether another gate has replaced the rules by which the request's key is found.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.gate.shared.replaced.load().contains(&self.state.rules)
+    }
+
+    /// Why the request claims nothing where the rules or the routes changed by which its key is found: a retry would not find
+    /// the record.
+    pub(super) fn retired(&self) -> Problem {
+        if self.is_replaced() {
+            let detail = "another gate of this store finds the keys of this route by other rules, so that a retry there \
+                          would run the request again; nothing was sent";
+            return Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON);
+        }
+        let detail = "the configuration changed while the request came in; nothing was sent";
+        Problem::new(Code::Overloaded, detail).retry_after(RETRY_SOON)
     }
 
     /// Whether the request is refused while the store is away.
@@ -417,12 +429,6 @@ impl ProtectedRequest {
 /// Whether an answer announces its length.
 pub(super) fn has_length(answer: &Answer) -> bool {
     answer.headers.iter().any(|(name, _)| *name == CONTENT_LENGTH)
-}
-
-/// The rules or the routes changed by which a request's key is found.
-pub(super) fn retired() -> Problem {
-    let detail = "the configuration changed while the request came in; nothing was sent";
-    Problem::new(Code::Overloaded, detail).retry_after(RETRY_SOON)
 }
 
 /// A replay that is held as long as its client takes to read it finds no room.

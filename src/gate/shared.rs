@@ -52,6 +52,8 @@ pub(super) struct Shared {
     /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
     /// Held for reading while the store is asked for a claim.
     pub(super) retired: Arc<RwLock<Vec<IdentityDigest>>>,
+    /// The rules of the present gate that another gate of the store has replaced: nothing is claimed by them for now.
+    pub(super) replaced: ArcSwap<Vec<IdentityDigest>>,
     /// The routes to which retries come: those of the newest gate, and during a reload those of its successor too. Nothing
     /// is claimed that one of them would not find. Empty before the first reload.
     pub(super) newest: ArcSwap<Vec<Arc<Router>>>,
@@ -84,6 +86,7 @@ impl Shared {
             unreadable: LogThrottle::every(MINUTE),
             unspooled: LogThrottle::default(),
             retired: Arc::default(),
+            replaced: ArcSwap::default(),
             newest: ArcSwap::default(),
             via: Via::new(),
             access_log: ArcSwapOption::empty(),

@@ -174,6 +174,11 @@ impl Metrics {
         self.families.reloaded_at.store(wall_clock().0, Ordering::Relaxed);
     }
 
+    /// The rules of keys of this many namespaces are replaced by those of another gate.
+    pub fn rules_replaced(&self, namespaces: usize) {
+        self.families.replaced_rules.set(i64::try_from(namespaces).unwrap_or(i64::MAX));
+    }
+
     /// Whether one of the databases of the store answers.
     pub fn database_up(&self, database: &str, is_up: bool) {
         self.families.database_up.with_label_values(&[database]).set(is_up.into());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::servers::Database;
+use crate::servers::{Database, Redis};
 use crate::storm::Storm;
 use crate::support::store::migrated;
 use crate::support::{Gate, Plan, Reply, Upstream, eventually};
@@ -65,6 +65,42 @@ fn a_purge_while_nobody_listens_is_soon_known_to_all() {
         // Returns when they are gone. They come again after a second.
         database.run(&format!("SELECT pg_terminate_backend(pid, 5000) {listening}"));
     });
+}
+
+#[test]
+fn gates_with_other_rules_of_keys_never_run_each_others() {
+    let Some(database) = migrated() else { return };
+    replaced_rules(&database.url);
+}
+
+#[test]
+fn gates_with_other_rules_of_keys_never_run_each_others_on_redis() {
+    let Some(redis) = Redis::with(&[("appendonly", "yes")]) else { return };
+    replaced_rules(&redis.url());
+}
+
+fn replaced_rules(url: &str) {
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let plan = Gate::before(&upstream).store_url(url);
+    let one = plan.start();
+    // Nothing is recorded yet.
+    let other = plan.clone().defaults("scope = [\"const:x\"]").start();
+    one.post("/charges", "k-1", "{}").expect_problem(503, "store-unavailable");
+    other.post("/charges", "k-1", "{}").expect(200, "executed");
+    assert_eq!((upstream.runs(), one.metric("oncegate_replaced_rules", &[])), (1, 1.0));
+    let log = one.log();
+    assert!(log.contains("another gate of this store has other rules for this namespace"), "{log}");
+    // The records of the other are in its way.
+    let mut refused = one.stop().spawn();
+    assert!(!refused.wait().success());
+    assert!(refused.log().contains("namespace `all`: scope: was [\\\"const:x\\\"]"), "{}", refused.log());
+    // Where that is accepted, the other claims nothing any more.
+    let one = plan.clone().arg("--accept-identity-change").start();
+    one.post("/charges", "k-2", "{}").expect(200, "executed");
+    other.post("/charges", "k-2", "{}").expect_problem(503, "store-unavailable");
+    let mut refused = other.stop().spawn();
+    assert!(!refused.wait().success());
+    assert_eq!(upstream.runs(), 2);
 }
 
 /// Between an answer and its purge stands `trouble`.

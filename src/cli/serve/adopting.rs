@@ -10,9 +10,9 @@ use crate::admin::{AuditWriter, Outcome};
 use crate::cli::identity_changes::{
     ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_lost, report,
 };
-use crate::gate::Gate;
 use crate::gate::coverage::LostKeys;
-use crate::store::{ErrorKind, IdentityChange, LiveKeys, Store};
+use crate::gate::{Gate, KNOWN_AFTER, replaced_by};
+use crate::store::{Error, ErrorKind, Identity, IdentityChange, LiveKeys, NamespaceRules, Store};
 
 /// Between two tries to prepare a store that has gone away.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -39,8 +39,12 @@ pub(super) async fn at_start(
     // Looked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
     let mut found: Option<Forgotten> = None;
     let mut begun = None;
+    let mut replaced: Option<Vec<NamespaceRules>> = None;
     let changes = loop {
         let adopt = async {
+            if is_shared && replaced.is_none() {
+                replaced = Some(replaced_by(&store.identities().await?, gate.identity_rules()));
+            }
             if may_be_unannounced && is_unannounced(&store.identities().await?, gate.identity_rules()) {
                 return Ok(Err(Unannounced));
             }
@@ -59,7 +63,10 @@ pub(super) async fn at_start(
             }
             match &found {
                 Some(found) if !accept_change && !found.lost.is_empty() => Ok(Ok(Vec::new())),
-                _ => store.adopt(origins.clone(), identities.clone(), accept_change).await.map(Ok),
+                _ => {
+                    let replaced = replaced.as_deref().unwrap_or_default();
+                    adopt_between_gates(gate, store, replaced, accept_change).await.map(Ok)
+                }
             }
         };
         // Another process may adopt, and where rules or routes changed that takes as long as there are records.
@@ -93,6 +100,50 @@ pub(super) async fn at_start(
     refuse(&forgotten, gate, store, written, Occasion::Start).await.map(|()| true)
 }
 
+/// Makes the store know the configuration, and gates that run with rules which it replaces claim nothing by them any more.
+/// What these have claimed at the last moment is in the way as what they claimed before is.
+async fn adopt_between_gates(
+    gate: &Gate,
+    store: &dyn Store,
+    replaced: &[NamespaceRules],
+    accept_change: bool,
+) -> Result<Vec<IdentityChange>, Error> {
+    let (origins, identities) = gate.identities();
+    let changes = store.adopt(origins.clone(), identities.clone(), accept_change).await?;
+    if replaced.is_empty() || !changes.is_empty() {
+        return Ok(changes);
+    }
+    tracing::info!(wait = ?KNOWN_AFTER, "rules of keys were replaced: waiting until gates that run with the former ones know");
+    sleep(KNOWN_AFTER).await;
+    if accept_change {
+        return Ok(Vec::new());
+    }
+    let former = |namespace: &str| replaced.iter().find(|former| *former.namespace == *namespace);
+    // As if these namespaces went: so it is known what lives there.
+    let others = identities.into_iter().filter(|rules| former(&rules.namespace).is_none()).collect();
+    let mut late = store.changes(origins, others).await?;
+    late.retain_mut(|change| {
+        let former = former(&change.namespace).filter(|former| former.service == change.service);
+        if let Some((former, digest)) = former.and_then(|former| Some((former, former.digest?))) {
+            (change.digest, change.description) = (digest, former.description().cloned());
+        }
+        former.is_some()
+    });
+    if !late.is_empty() {
+        restore(gate, store, replaced).await?;
+    }
+    Ok(late)
+}
+
+/// Puts back on file what was there before.
+async fn restore(gate: &Gate, store: &dyn Store, replaced: &[NamespaceRules]) -> Result<(), Error> {
+    let is_replaced = |rules: &Identity| replaced.iter().any(|former| former.namespace == rules.namespace);
+    let (_, mut rules) = gate.identities();
+    rules.retain(|rules| !is_replaced(rules));
+    rules.extend(replaced.iter().filter_map(NamespaceRules::identity));
+    store.adopt(Vec::new(), rules, true).await.map(drop)
+}
+
 /// Refuses a reload after which routes would no longer take requests that have live keys. Claims that the next routes find
 /// go on meanwhile.
 pub(super) async fn look_before_reload(next: &Gate, store: &dyn Store, written: &Written) -> anyhow::Result<()> {
@@ -112,10 +163,17 @@ pub(super) async fn at_reload(
     next: &Gate,
     store: &dyn Store,
     written: &Written,
+    is_shared: bool,
     patience: Duration,
 ) -> anyhow::Result<()> {
-    let (origins, identities) = next.identities();
-    let failure = match timeout(patience, store.adopt(origins, identities, false)).await {
+    let adopting = async {
+        let replaced = match is_shared {
+            true => replaced_by(&store.identities().await?, next.identity_rules()),
+            false => Vec::new(),
+        };
+        adopt_between_gates(next, store, &replaced, false).await
+    };
+    let failure = match timeout(patience, adopting).await {
         Ok(Ok(changes)) => {
             let forgotten = Forgotten { changes, lost: Vec::new() };
             return refuse(&forgotten, next, store, written, Occasion::Reload).await;
@@ -221,6 +279,44 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
+    async fn claim(store: &dyn Store, gate: &Gate) {
+        let span = Duration::from_secs(60);
+        let (attempt, head) = (Attempt([1; 16]), Bytes::new());
+        let origin = gate.identities().0[0].id();
+        let fresh = Fresh { attempt, origin, lease: span, ttl: span, unknown_ttl: span, head };
+        store.claim(RecordId([1; 32]), fresh).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_another_gate_claims_before_it_knows_of_other_rules_is_in_their_way() {
+        let gate = |scope| gate_of(vec![route("charges", Mode::Protect, scope)]);
+        let (former, new) = (gate("header:x-tenant"), gate("host"));
+        for (is_late, accept_change) in [(true, false), (true, true), (false, false)] {
+            let store = Memory::new();
+            let (origins, identities) = former.identities();
+            store.adopt(origins, identities, false).await.unwrap();
+            let before = store.identities().await.unwrap();
+            let replaced = replaced_by(&before, new.identity_rules());
+            assert_eq!(replaced, before);
+            let (changes, ()) = tokio::join!(adopt_between_gates(&new, &store, &replaced, accept_change), async {
+                sleep(KNOWN_AFTER / 2).await;
+                if is_late {
+                    claim(&store, &former).await;
+                }
+            });
+            let changes = changes.unwrap();
+            let on_file = store.identities().await.unwrap()[0].digest;
+            let digest = |gate: &Gate| Some(gate.identities().1[0].digest);
+            if !is_late || accept_change {
+                assert_eq!((changes.len(), on_file), (0, digest(&new)), "{is_late} {accept_change}");
+                continue;
+            }
+            assert_eq!((changes.len(), Some(changes[0].digest), changes[0].keys()), (1, digest(&former), 1));
+            assert_eq!(changes[0].description, before[0].description().cloned());
+            assert_eq!(on_file, digest(&former), "the gate that runs goes on");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_reload_that_fails_half_way_is_taken_back() {
         let gate = |scope| gate_of(vec![route("charges", Mode::Protect, scope)]);
@@ -228,16 +324,12 @@ mod tests {
         for fault in [Fault::Refuse, Fault::LoseCall, Fault::LoseAnswer, Fault::Hang, Fault::HangAfter] {
             let store = Unreliable::new(Arc::new(Memory::new()));
             let (origins, identities) = current.identities();
-            let origin = origins[0].id();
             store.adopt(origins, identities, false).await.unwrap();
             // The former configuration is adopted again until that succeeds.
             store.script_for(Operation::Adopt, [fault, Fault::Refuse]);
-            let error = at_reload(&current, &next, &store, &Written::default(), PATIENCE).await.unwrap_err();
+            let error = at_reload(&current, &next, &store, &Written::default(), false, PATIENCE).await.unwrap_err();
             assert!(error.to_string().starts_with("cannot prepare the store"), "{fault:?}: {error}");
-            let span = Duration::from_secs(60);
-            let (attempt, head) = (Attempt([1; 16]), Bytes::new());
-            let fresh = Fresh { attempt, origin, lease: span, ttl: span, unknown_ttl: span, head };
-            store.claim(RecordId([1; 32]), fresh).await.unwrap();
+            claim(&store, &current).await;
             let changes = async |gate: &Gate| {
                 let (origins, identities) = gate.identities();
                 store.adopt(origins, identities, false).await.unwrap().len()

@@ -210,7 +210,7 @@ impl Serving {
         drop(opening);
         reload.adopt(PATIENCE).await.context(stuck)?;
         // The process may be stopped meanwhile: then it is not known what the store has adopted.
-        if let Err(error) = adopting::at_reload(&gate, &next, &*self.store, &written, PATIENCE).await {
+        if let Err(error) = adopting::at_reload(&gate, &next, &*self.store, &written, self.is_shared, PATIENCE).await {
             reload.cancel();
             return Err(error);
         }

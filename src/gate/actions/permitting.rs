@@ -39,7 +39,7 @@ impl Driver {
 
     pub(super) fn permitted(&mut self, permission: Permission) -> Event {
         let stays = |request: &Arc<ProtectedRequest>| {
-            !permission.contains(&request.state.rules) && request.is_found_after_reload()
+            !permission.contains(&request.state.rules) && !request.is_replaced() && request.is_found_after_reload()
         };
         if !self.request.as_ref().is_some_and(stays) {
             return Event::Retired;

@@ -36,7 +36,7 @@ impl Driver {
             }
             Reply::NothingLeft => request.nothing_left(),
             Reply::Elsewhere => request.problem(elsewhere_first()),
-            Reply::Retired => request.retired(),
+            Reply::Retired => request.problem(request.retired()),
             Reply::LookFailed => request.store_away(),
             Reply::Failed | Reply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
             Reply::ClaimTooLate => {
@@ -45,7 +45,7 @@ impl Driver {
                 }
                 request.store_away()
             }
-            Reply::LeaderUnanswered if shared.retired.try_read().is_err() => request.retired(),
+            Reply::LeaderUnanswered if shared.retired.try_read().is_err() => request.problem(request.retired()),
             Reply::LeaderUnanswered => {
                 without_store(request, client);
                 return Ok(());

@@ -64,6 +64,7 @@ pub(in crate::telemetry) struct Families {
     pub(in crate::telemetry) leases_expired: IntCounter,
     pub(in crate::telemetry) records_swept: IntCounter,
     pub(in crate::telemetry) reload_successful: IntGauge,
+    pub(in crate::telemetry) replaced_rules: IntGauge,
     /// When the configuration was read, in milliseconds of this process's clock.
     pub(in crate::telemetry) reloaded_at: AtomicU64,
     pub(in crate::telemetry) ready: IntGauge,
@@ -268,6 +269,11 @@ impl Families {
                 "Expired records that this replica removed.",
             ),
             reload_successful,
+            replaced_rules: gauge(
+                &registry,
+                "oncegate_replaced_rules",
+                "Namespaces whose requests get 503, since another gate of the store finds their keys by other rules.",
+            ),
             reloaded_at: AtomicU64::new(wall_clock().0),
             ready: gauge(&registry, "oncegate_ready", "1 if the gate takes requests, else 0."),
             process: Process::new(&registry),

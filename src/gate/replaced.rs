@@ -1,0 +1,173 @@
+//! Gates of one store must find keys by the same rules. A start sees to that for what is recorded. This sees to it for what
+//! a gate that goes on is about to record: where another gate has put other rules on file, this one claims nothing by its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use super::Gate;
+use super::identities::{IdentityRules, Standing};
+use crate::store::{Identity, NamespaceRules};
+use crate::telemetry::metrics::Metrics;
+
+/// How often to look, and how long the store has for its answer.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// How long after other rules are on file all gates know of them that have the former ones: the time of two looks and their
+/// answers.
+pub const KNOWN_AFTER: Duration = Duration::from_secs(2);
+
+/// Compares the rules of the current gate with those on file from time to time, and lets it claim nothing by rules that
+/// another gate has replaced. Never returns.
+pub async fn follow_rules(current: impl Fn() -> Arc<Gate>, metrics: Metrics) {
+    loop {
+        sleep(LOOK).await;
+        current().look_at_rules(&metrics).await;
+    }
+}
+
+impl Gate {
+    async fn look_at_rules(&self, metrics: &Metrics) {
+        // Where the store does not answer, it answers no claim either, or soon.
+        let Ok(Ok(on_file)) = timeout(LOOK, self.shared.store.identities()).await else { return };
+        let standing = match self.identity_rules().standing(&on_file) {
+            Standing::Gone => self.put_on_file().await,
+            standing => standing,
+        };
+        // What a reload puts on file is this process's own.
+        if self.is_newest() {
+            self.let_claim(&standing, &on_file, metrics);
+        }
+    }
+
+    /// Another gate, which does not have these namespaces, has removed their rules.
+    async fn put_on_file(&self) -> Standing {
+        let _no_reload = self.shared.retired.read().await;
+        let (origins, rules) = self.identities();
+        if !self.is_newest() {
+            return Standing::InForce;
+        }
+        match self.shared.store.adopt(origins, rules.clone(), false).await {
+            Ok(changes) if changes.is_empty() => Standing::InForce,
+            Ok(_) => Standing::Replaced(rules),
+            Err(error) => {
+                tracing::debug!(%error, "the rules of keys are not on file");
+                Standing::Replaced(rules)
+            }
+        }
+    }
+
+    /// Whether requests come to this gate, and no reload is under way.
+    fn is_newest(&self) -> bool {
+        match &self.shared.newest.load()[..] {
+            [] => true,
+            [newest] => Arc::ptr_eq(newest, &self.router),
+            _ => false,
+        }
+    }
+
+    fn let_claim(&self, standing: &Standing, on_file: &[NamespaceRules], metrics: &Metrics) {
+        let replaced: &[Identity] = match standing {
+            Standing::Replaced(rules) => rules,
+            Standing::InForce | Standing::Gone => &[],
+        };
+        metrics.rules_replaced(replaced.len());
+        let digests: Vec<_> = replaced.iter().map(|rules| rules.digest).collect();
+        let before = self.shared.replaced.load_full();
+        if *before == digests {
+            return;
+        }
+        self.shared.replaced.store(Arc::new(digests));
+        if replaced.is_empty() {
+            tracing::info!("the rules of keys of this gate are on file again: its routes take requests again");
+            return;
+        }
+        for rules in replaced.iter().filter(|rules| !before.contains(&rules.digest)) {
+            let namespace = &rules.namespace;
+            let is_gone = !on_file.iter().any(|found| found.digest.is_some() && found.namespace == *namespace);
+            let what = if is_gone { "no longer has this namespace" } else { "has other rules for this namespace" };
+            tracing::error!(
+                service = %rules.service,
+                %namespace,
+                "another gate of this store {what}: its requests get 503 here, since each of the two would run again what the \
+                 other has run. Start all gates of a service with the same routes and rules of keys, or give those of another \
+                 application a `store.service` of their own"
+            );
+        }
+    }
+}
+
+/// The rules on file that go when `rules` take their place, and by which gates that run may still claim.
+#[must_use]
+pub fn replaced_by(on_file: &[NamespaceRules], rules: IdentityRules<'_>) -> Vec<NamespaceRules> {
+    let (_, adopting) = rules.adoption();
+    let of_service = on_file.iter().filter(|found| found.digest.is_some() && found.service == *rules.service());
+    of_service.filter(|found| !adopting.iter().any(|rule| found.goes_with(rule))).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::tests::{gate_of, route};
+    use crate::idempotency::policy::Mode;
+
+    fn gate(scope: &str) -> Arc<Gate> {
+        gate_of(vec![route("charges", Mode::Protect, scope)])
+    }
+
+    /// Puts the rules of another gate on file.
+    async fn adopt(gate: &Gate, other: &Gate) {
+        let (origins, rules) = other.identities();
+        assert!(gate.shared.store.adopt(origins, rules, true).await.unwrap().is_empty());
+    }
+
+    async fn refuses(gate: &Gate) -> bool {
+        let metrics = Metrics::new();
+        gate.look_at_rules(&metrics).await;
+        let refuses = gate.shared.replaced.load().contains(&gate.states["charges"].rules);
+        let shown = format!("oncegate_replaced_rules {}", gate.shared.replaced.load().len());
+        assert!(metrics.encode().lines().any(|line| line == shown), "{shown}");
+        refuses
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_claimed_while_the_rules_of_another_gate_are_on_file() {
+        let (one, other) = (gate("host"), gate("client-ip"));
+        adopt(&one, &one).await;
+        assert!(!refuses(&one).await);
+        adopt(&one, &other).await;
+        assert!(refuses(&one).await && refuses(&one).await, "for as long as they are");
+        adopt(&one, &one).await;
+        assert!(!refuses(&one).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_another_gate_removed_is_put_on_file_again_where_that_takes_nothing_from_it() {
+        let both = [route("charges", Mode::Protect, "host"), route("refunds", Mode::Protect, "host")];
+        let [charges, mut refunds] = both;
+        refunds.namespace = "refunds".into();
+        let (one, fewer) = (gate_of(vec![charges, refunds.clone()]), gate("host"));
+        adopt(&one, &fewer).await;
+        assert!(!refuses(&one).await);
+        assert_eq!(
+            one.shared.store.identities().await.unwrap().iter().filter(|found| found.digest.is_some()).count(),
+            2
+        );
+        // One that has a namespace of its own instead would be refused next.
+        adopt(&one, &gate_of(vec![refunds])).await;
+        one.shared.store.adopt(Vec::new(), Vec::new(), true).await.unwrap();
+        let mut renamed = route("charges", Mode::Protect, "host");
+        renamed.namespace = "renamed".into();
+        adopt(&one, &gate_of(vec![renamed])).await;
+        assert!(refuses(&one).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gate_that_another_has_taken_the_place_of_is_not_asked() {
+        let (one, other) = (gate("host"), gate("client-ip"));
+        adopt(&one, &other).await;
+        one.shared.newest.store(Arc::new(vec![Arc::clone(&one.router), Arc::clone(&other.router)]));
+        assert!(!refuses(&one).await, "a reload is under way");
+    }
+}
