@@ -53,6 +53,8 @@ pub(super) enum Kind {
     RequestTimeout,
     /// The record is not unknown, so that there is nothing to resolve.
     NotUnknown,
+    /// The record is unknown, and has to be resolved first.
+    OutcomeUnknown,
     RequestTooLarge,
     UnsupportedMediaType,
     /// Too many wrong tokens came from its address, for so many seconds.
@@ -75,6 +77,7 @@ impl Kind {
             Self::MethodNotAllowed(_) => "method-not-allowed",
             Self::RequestTimeout => "request-timeout",
             Self::NotUnknown => "not-unknown",
+            Self::OutcomeUnknown => "outcome-unknown",
             Self::RequestTooLarge => "request-too-large",
             Self::UnsupportedMediaType => "unsupported-media-type",
             Self::Throttled(_) => "throttled",
@@ -93,7 +96,7 @@ impl Kind {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::NotUnknown => StatusCode::CONFLICT,
+            Self::NotUnknown | Self::OutcomeUnknown => StatusCode::CONFLICT,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Throttled(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -111,6 +114,7 @@ impl Kind {
             Self::MethodNotAllowed(_) => "The method is not allowed here",
             Self::RequestTimeout => "The request took too long to arrive",
             Self::NotUnknown => "The record is not unknown",
+            Self::OutcomeUnknown => "The outcome of the request is unknown",
             Self::RequestTooLarge => "The request is too large",
             Self::UnsupportedMediaType => "The content type is not supported",
             Self::Throttled(_) => "Too many wrong tokens came from this address",

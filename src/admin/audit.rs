@@ -11,14 +11,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::State;
 use super::access::Asker;
 use super::answer::{Kind, Problem};
+use super::deliveries::route_of;
 use super::view::{claiming_request, shortened_key};
 use crate::idempotency::record::{Record, RecordId};
 use crate::store::audit::{self, AuditLog, NewEntry, Position};
+use crate::store::deliveries::Delivery;
 use crate::store::{Error, Listed, Store};
 use crate::telemetry::rfc3339;
 
@@ -74,7 +76,7 @@ pub(super) enum Deed<'a> {
     /// An accepted request is removed that has no record.
     Discard { id: RecordId, route: Option<&'a str>, reason: Option<&'a str> },
     /// A dead delivery is queued again.
-    Retry { id: RecordId, route: Option<&'a str>, reason: &'a str },
+    Retry { found: &'a Delivery, reason: &'a str },
     /// The deliveries of a route are held back, or go on.
     Pause { route: &'a str, is_paused: bool, reason: &'a str },
     /// A start forgets keys of these namespaces, so many of each.
@@ -286,7 +288,8 @@ impl Deed<'_> {
 
     fn record_id(&self) -> Option<RecordId> {
         match self {
-            Self::Discard { id, .. } | Self::Retry { id, .. } => Some(*id),
+            Self::Discard { id, .. } => Some(*id),
+            Self::Retry { found, .. } => Some(found.id),
             _ => self.record().map(|found| found.id),
         }
     }
@@ -309,7 +312,16 @@ impl Deed<'_> {
             Self::Resolve { resolution, .. } | Self::BulkResolve { resolution, .. } => {
                 say("resolution", (*resolution).into());
             }
-            Self::Discard { route, .. } | Self::Retry { route, .. } => say("route", (*route).into()),
+            Self::Discard { route, .. } => say("route", (*route).into()),
+            Self::Retry { found, .. } => {
+                say("route", route_of(found.origin.as_ref()).into());
+                let note = found.note.as_ref().map(|note| String::from_utf8_lossy(note));
+                let accepted_at = rfc3339(found.accepted_at);
+                say(
+                    "before",
+                    json!({ "state": "dead", "accepted_at": accepted_at, "attempts": found.attempts, "reason": note }),
+                );
+            }
             Self::Pause { route, .. } => say("route", (*route).into()),
             Self::AcceptIdentityChange { forgotten } => {
                 say("keys", forgotten.iter().map(|(_, keys)| keys).sum::<u64>().into());
@@ -359,7 +371,8 @@ impl Deed<'_> {
             Self::Discard { id, route, reason } => {
                 tracing::info!(target: "oncegate::audit", %client, by, %id, route, reason, "an operator discarded an accepted request");
             }
-            Self::Retry { id, route, reason } => {
+            Self::Retry { found, reason } => {
+                let (id, route) = (found.id, route_of(found.origin.as_ref()));
                 tracing::info!(target: "oncegate::audit", %client, by, %id, route, reason, "an operator queued an accepted request again");
             }
             Self::Pause { route, is_paused: true, reason } => {

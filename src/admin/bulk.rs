@@ -171,6 +171,7 @@ impl<'a> Bulk<'a> {
         let _slot = self.state.change_slot()?;
         self.state.opened()?;
         let mut report = Report { as_of, ..Report::default() };
+        let unused = wanted.unused_scope(self.state);
         let Some(selection) = wanted.select(self.state) else {
             return Ok(json(StatusCode::OK, &report));
         };
@@ -182,7 +183,11 @@ impl<'a> Bulk<'a> {
         if let Some(begun) = begun {
             begun.end_with(report.outcome(gone_through.is_err()), report.for_audit()).await;
         }
-        gone_through.map(|()| json(StatusCode::OK, &report))
+        gone_through?;
+        match unused.filter(|_| report.found_nothing()) {
+            Some(unused) => Err(bad(&unused)),
+            None => Ok(json(StatusCode::OK, &report)),
+        }
     }
 
     /// Finds the records chunk by chunk, so that not all of them are ever in memory, and changes each.
@@ -356,6 +361,11 @@ impl fmt::Display for Place {
 }
 
 impl Report {
+    /// Whether the filter finds nothing at all.
+    fn found_nothing(&self) -> bool {
+        self.matched + self.in_flight + self.of_unknown_scope == 0 && self.next.is_none()
+    }
+
     /// Counts one that is to be changed.
     fn found(&mut self, found: &Listed) {
         self.matched += 1;

@@ -15,9 +15,10 @@ use super::query::{DEFAULT_LIMIT, bad, limit, pairs, unknown};
 use super::records::{absent, check_reason, unavailable};
 use super::resolve::receive;
 use crate::idempotency::codec;
-use crate::idempotency::record::RecordId;
+use crate::idempotency::record::{self, RecordId};
 use crate::store::deliveries::{self as queue, Change, Delivery, DeliveryFilter, DeliveryState, Held, Sequence};
 use crate::store::{Listed, Origin, OriginId};
+use crate::telemetry::outcome::Code;
 use crate::telemetry::rfc3339;
 
 /// Where a delivery may stand.
@@ -123,6 +124,12 @@ pub(super) async fn pause(state: &State, body: Incoming, is_paused: bool, asker:
     check_optional(&reason)?;
     let store = state.opened()?;
     let origin = state.origin_of(&route).ok_or_else(|| Kind::NotFound.because("there is no route of this name"))?;
+    if is_paused && !state.may_deliver(&route).await? {
+        return Err(Kind::BadRequest.because(
+            "the route accepts no requests and has none to deliver: there is nothing to hold back. What it protects goes to \
+             the upstream at once",
+        ));
+    }
     let deed = Deed::Pause { route: &route, is_paused, reason: &reason };
     let begun = state.begin(asker, deed).await?;
     let changed = async { queue::of(&**store)?.pause(origin, is_paused).await }.await.map_err(unavailable);
@@ -142,7 +149,13 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &A
     if !found.is_dead() {
         return Err(Kind::NotUnknown.because("the request is queued: it is delivered by itself"));
     }
-    let deed = Deed::Retry { id, route: route_of(found.origin.as_ref()), reason: &reason };
+    if is_held(state, &found).await? {
+        return Err(Kind::OutcomeUnknown.because(
+            "nobody knows whether the request ran, so it is not delivered again. Find out first: resolve the record with \
+             `complete` where it ran; where it did not, with `release`, and then retry",
+        ));
+    }
+    let deed = Deed::Retry { found: &found, reason: &reason };
     let begun = state.begin(asker, deed).await?;
     let store = state.opened()?;
     let queued = async { queue::of(&**store)?.requeue(id).await }.await.map_err(unavailable);
@@ -153,6 +166,15 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &A
     begun.end_as(&queued).await;
     queued?;
     Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// Whether a dead one was given up because nobody knows whether it ran, and nobody has found out since.
+async fn is_held(state: &State, dead: &Delivery) -> Result<bool, Problem> {
+    if dead.note.as_deref() != Some(Code::OutcomeUnknown.as_str().as_bytes()) {
+        return Ok(false);
+    }
+    let record = state.opened()?.get(dead.id).await.map_err(unavailable)?.filter(Listed::is_live);
+    Ok(record.is_some_and(|listed| listed.record.state == record::State::Unknown))
 }
 
 /// Removes an accepted request that has no record.
@@ -195,7 +217,7 @@ pub(super) async fn forget_before(state: &State, record: &Listed) -> Result<(), 
 }
 
 /// The delivery of an id, unless it is another service's.
-async fn find(state: &State, id: RecordId) -> Result<Option<Delivery>, Problem> {
+pub(super) async fn find(state: &State, id: RecordId) -> Result<Option<Delivery>, Problem> {
     let Some(deliveries) = state.opened()?.deliveries() else { return Ok(None) };
     let found = deliveries.delivery(id).await.map_err(unavailable)?;
     let is_own = |found: &Delivery| found.origin.as_ref().is_none_or(|origin| origin.service == state.service);
@@ -219,6 +241,17 @@ fn check_optional(reason: &str) -> Result<(), Problem> {
 }
 
 impl State {
+    /// Whether a route accepts requests, or has some left from when it did.
+    async fn may_deliver(&self, route: &str) -> Result<bool, Problem> {
+        if self.configured.load().routes.iter().any(|known| known.name == route && known.accepts) {
+            return Ok(true);
+        }
+        let Some(deliveries) = self.opened()?.deliveries() else { return Ok(false) };
+        let (service, route) = (Some(self.service.clone()), Some(route.into()));
+        let filter = DeliveryFilter { service, route, is_dead: Some(false) };
+        Ok(!deliveries.deliveries(filter, None, 1).await.map_err(unavailable)?.deliveries.is_empty())
+    }
+
     /// What the deliveries of a route that is configured refer to.
     fn origin_of(&self, route: &str) -> Option<OriginId> {
         let configured = self.configured.load();

@@ -98,8 +98,12 @@ pub struct RouteInfo {
     pub path: String,
     /// The name of its upstream.
     pub upstream: String,
-    /// `protect` or `pass`.
+    /// `protect`, `observe` or `pass`.
     pub mode: &'static str,
+    /// The parts of its scope, as configured.
+    pub scope: Vec<String>,
+    /// Whether it accepts requests, and delivers them later.
+    pub accepts: bool,
     /// How long a completed record answers retries; shown in seconds. Also of answers that operators give.
     #[serde(rename = "ttl_seconds", serialize_with = "seconds")]
     #[schemars(with = "u64")]

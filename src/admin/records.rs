@@ -14,15 +14,18 @@ use super::audit::Deed;
 use super::endpoints::REVEALING;
 use super::query::{self, Query};
 use super::scope::{Belongs, belongs};
-use super::view::{Extent, RecordView, Revealed};
+use super::view::{Extent, RecordView, Revealed, keeps_key};
 use super::wanted::{Selection, begins};
 use super::{MAX_LISTINGS, State, deliveries};
 use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::record::{self, RecordId};
-use crate::store::{Error, ErrorKind, Listed, Store};
+use crate::store::{self, Cursor, Error, ErrorKind, Filter, Listed, Store};
 
 /// How long pages are looked through for the first record of a scope. An empty page may have a next one.
 const LIST_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How many records are looked through at once for those of a scope.
+const SIFTED: usize = 5000;
 
 /// Longest reason for a change, in bytes.
 const MAX_REASON: usize = 2000;
@@ -48,32 +51,78 @@ pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> R
     }
     let _slot = state.listing_slot()?;
     let store = state.opened()?;
+    let unused = wanted.unused_scope(state);
     let Some(Selection { filter, tags, prefixes }) = wanted.select(state) else {
         return Ok(json(StatusCode::OK, &Page { records: Vec::new(), next: None }));
     };
-    let (began, mut after) = (Instant::now(), after);
-    let found = loop {
-        let mut found = store.list(filter.clone(), after, limit).await.map_err(|error| match error.cause().kind {
-            ErrorKind::Timeout => {
-                tracing::warn!(%error, "a list of records took too long");
-                Kind::StoreUnavailable
-                    .because("the list took too long; narrow it by state (unknown or in-flight), key or id")
-            }
-            _ => unavailable(error),
-        })?;
-        // The store does not know whose records they are.
-        let is_of = |listed: &Listed, tags: &[ScopeTag]| belongs(&listed.record, tags) == Belongs::Yes;
-        found.records.retain(|listed| begins(listed.id, &prefixes));
-        found.records.retain(|listed| tags.as_deref().is_none_or(|tags| is_of(listed, tags)));
-        if !found.records.is_empty() || found.next.is_none() || began.elapsed() >= LIST_PATIENCE {
-            break found;
-        }
-        after = found.next;
+    let sifting = Sifting { store: &**store, filter, tags, prefixes };
+    let (records, next) = match sifting.is_needed() {
+        true => sifting.page(after, limit).await?,
+        false => sifting.found(after, limit).await.map(|(_, page)| (page.records, page.next))?,
     };
+    if records.is_empty()
+        && next.is_none()
+        && let Some(unused) = unused
+    {
+        return Err(Kind::BadRequest.because(unused));
+    }
     let on_file = store.identities().await.map_err(unavailable)?;
-    let next = found.next.map(|next| next.to_string());
-    let records = found.records.iter().map(|listed| RecordView::of(listed, &on_file, Extent::Listed, asker.role));
+    let next = next.map(|next| next.to_string());
+    let records = records.iter().map(|listed| RecordView::of(listed, &on_file, Extent::Listed, asker.role));
     Ok(json(StatusCode::OK, &Page { records: records.collect(), next }))
+}
+
+/// Finds the records of which a store does not know that they are wanted: whose they are, and which of several prefixes
+/// their ids have.
+struct Sifting<'a> {
+    store: &'a dyn Store,
+    filter: Filter,
+    tags: Option<Vec<ScopeTag>>,
+    prefixes: Vec<[u8; 8]>,
+}
+
+impl Sifting<'_> {
+    fn is_needed(&self) -> bool {
+        self.tags.is_some() || !self.prefixes.is_empty()
+    }
+
+    fn passes(&self, listed: &Listed) -> bool {
+        let is_of = |tags: &[ScopeTag]| belongs(&listed.record, tags) == Belongs::Yes;
+        begins(listed.id, &self.prefixes) && self.tags.as_deref().is_none_or(is_of)
+    }
+
+    /// The first `limit` of them, or fewer. A store may look at all records for each page, so its pages are long.
+    async fn page(&self, mut after: Option<Cursor>, limit: usize) -> Result<(Vec<Listed>, Option<Cursor>), Problem> {
+        let began = Instant::now();
+        loop {
+            let (places, found) = self.found(after, limit.max(SIFTED)).await?;
+            if let Some(last) = places.get(limit - 1).filter(|_| places.len() > limit) {
+                // A page that ends with the last one has the place where the next begins.
+                let (_, found) = self.found(after, last + 1).await?;
+                return Ok((found.records, found.next));
+            }
+            if !found.records.is_empty() || found.next.is_none() || began.elapsed() >= LIST_PATIENCE {
+                return Ok((found.records, found.next));
+            }
+            after = found.next;
+        }
+    }
+
+    /// Those in a page of the store, and the place of each in it.
+    async fn found(&self, after: Option<Cursor>, limit: usize) -> Result<(Vec<usize>, store::Page), Problem> {
+        let page =
+            self.store.list(self.filter.clone(), after, limit).await.map_err(|error| match error.cause().kind {
+                ErrorKind::Timeout => {
+                    tracing::warn!(%error, "a list of records took too long");
+                    Kind::StoreUnavailable
+                        .because("the list took too long; narrow it by state (unknown or in-flight), key or id")
+                }
+                _ => unavailable(error),
+            })?;
+        let found = page.records.into_iter().enumerate().filter(|(_, listed)| self.passes(listed));
+        let (places, records) = found.unzip();
+        Ok((places, store::Page { records, next: page.next }))
+    }
 }
 
 /// `GET /api/v1/records/{id}`, with `?answer=true` for the answer itself and `?key=true` for the whole key
@@ -94,12 +143,20 @@ pub(super) async fn show(
         return Err(Kind::Forbidden
             .because("without a token, `X-Requested-With` must be sent for an answer or a key to be shown"));
     }
-    let found = find(state, id).await?;
+    let found = match find(state, id).await {
+        Err(problem) if problem.is_about_the_record() && deliveries::find(state, id).await?.is_some() => {
+            return Err(Kind::NotFound.because(
+                "there is no record of this id yet: it is an accepted request. `oncegate deliveries list` and \
+                 `/api/v1/deliveries` show it",
+            ));
+        }
+        found => found?,
+    };
     let on_file = state.opened()?.identities().await.map_err(unavailable)?;
     if revealed.answer && found.record.state == record::State::Completed {
         state.note(asker, Deed::ReadAnswer { found: &found }).await?;
     }
-    if revealed.key {
+    if revealed.key && keeps_key(&found) {
         state.note(asker, Deed::ReadKey { found: &found }).await?;
     }
     Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, Extent::Described(revealed), asker.role)))

@@ -16,6 +16,7 @@ use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty};
 use super::audit::Deed;
+use super::deliveries::forget_before;
 use super::records::{absent, check_reason, find, unavailable};
 use crate::idempotency::codec::{self, Content};
 use crate::idempotency::record::{self, Record, RecordId};
@@ -119,6 +120,8 @@ impl Resolution {
         };
         // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
         match state.opened()?.settle(*id, record.attempt, end).await.map_err(unavailable)? {
+            // What was given up without an answer has one now. A release leaves it, to be retried.
+            Settled::Done { .. } if matches!(self, Self::Complete(_)) => forget_before(state, found).await,
             Settled::Done { .. } => Ok(()),
             Settled::Superseded { record: Some(record) } => Err(not_unknown(&record, *now)),
             Settled::Superseded { record: None } => Err(absent()),

@@ -86,6 +86,16 @@ impl ScopeValue {
         Ok(Self { part, made_by })
     }
 
+    /// The part of a scope that it is a value of.
+    pub(super) fn part(&self) -> &ScopePart {
+        &self.part
+    }
+
+    /// Whether it is a value of this part, as a configuration writes it.
+    pub(super) fn is_of(&self, word: &str) -> bool {
+        ScopePart::parse(word.trim_end_matches('?')).is_ok_and(|part| part == self.part)
+    }
+
     /// The tags of which the records of the value have one.
     pub(super) fn tags(&self, identifier: &Identifier) -> Vec<ScopeTag> {
         let none = HeaderMap::new();

@@ -20,6 +20,7 @@ use self::window::{Bases, SAMPLE_EVERY, Window};
 use super::State;
 use super::access::Asker;
 use super::answer::{Answer, json};
+use super::deliveries;
 use super::tokens::Role;
 use crate::idempotency::record::{self, Timestamp};
 use crate::telemetry::limits::Limit;
@@ -69,6 +70,8 @@ pub(super) struct Stats {
     consumers: Vec<ConsumerStats>,
     /// Records of the whole store, when they were last counted, by their state.
     records: BTreeMap<&'static str, u64>,
+    /// Accepted requests of the whole store, when they were last counted, by `queued` and `dead`.
+    deliveries: BTreeMap<&'static str, u64>,
     /// The unknown record of this service that was claimed first. Nothing if there is none, or the store has not said.
     oldest_unknown: Option<OldestUnknown>,
     limits: Vec<LimitStats>,
@@ -240,6 +243,7 @@ impl Stats {
             routes: routes.iter().map(route).collect(),
             consumers: levels.consumers.into_iter().map(ConsumerStats::of).collect(),
             records: record::State::ALL.map(record::State::as_str).into_iter().zip(levels.records).collect(),
+            deliveries: deliveries::STATES.into_iter().zip(levels.deliveries).collect(),
             oldest_unknown: oldest.map(OldestUnknown::of),
             store: StoreStats {
                 kind: state.store.get().map(|store| store.kind()),

@@ -114,6 +114,8 @@ pub(super) async fn start_with(tokens: &[(&str, Role, &str)]) -> Admin {
         path: "/v1/charges".into(),
         upstream: "app".into(),
         mode: "protect",
+        scope: vec!["header:X-Tenant?".into(), "host".into(), "credential".into()],
+        accepts: false,
         ttl: Duration::from_secs(3600),
     }];
     let state = Arc::new(State::new(

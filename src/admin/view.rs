@@ -200,6 +200,11 @@ pub(super) fn claiming_request(record: &Record) -> Option<String> {
     request.map(|request| request.to_string())
 }
 
+/// Whether a record keeps its whole key.
+pub(super) fn keeps_key(found: &Listed) -> bool {
+    Head::decode(&found.record.head).is_ok_and(|head| head.details().key.is_some())
+}
+
 /// The key of a record for people, where it can be read.
 pub(super) fn shortened_key(record: &Record) -> Option<String> {
     Head::decode(&record.head).ok().map(|head| head.key)

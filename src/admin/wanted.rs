@@ -1,5 +1,6 @@
 //! Which records a request to the admin listener is about: parameters of a query, or members of a JSON object.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use super::State;
@@ -74,6 +75,24 @@ impl Wanted {
     /// Whether it names a key or a caller, so that its answer tells whether a guess is right.
     pub(super) fn is_guess(&self) -> bool {
         self.key.is_some() || self.scope.is_some()
+    }
+
+    /// Where it names a part that no route has in its scope, so that no record of theirs can be found by it: that.
+    pub(super) fn unused_scope(&self, state: &State) -> Option<String> {
+        let scope = self.scope.as_ref()?;
+        let configured = state.configured.load();
+        let parts = || configured.routes.iter().flat_map(|route| &route.scope);
+        if parts().any(|word| scope.is_of(word)) {
+            return None;
+        }
+        let parts: BTreeSet<&str> = parts().map(|word| word.trim_end_matches('?')).collect();
+        let parts = parts.into_iter().collect::<Vec<_>>().join(", ");
+        let hint =
+            if parts.contains("credential") { "; the header of a credential is `credential=NAME: VALUE`" } else { "" };
+        Some(format!(
+            "nothing is found, and no route has `{}` in its scope: the parts that routes have are {parts}{hint}",
+            scope.part()
+        ))
     }
 
     /// The selection among the records of this service; `None` where no record can pass.

@@ -55,7 +55,7 @@ async fn list(args: AuditArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let filter = [("since", since), ("action", action), ("record", record), ("by", by)];
     let filter = filter.iter().filter_map(|(name, value)| Some((name, value.as_deref()?)));
     let filter = filter.map(|(name, value)| format!("&{name}={}", percent_encode(value))).collect();
-    let listing = Listing { path: "/api/v1/audit", member: "entries", filter, table: table(), row };
+    let listing = Listing { path: "/api/v1/audit", member: "entries", filter, table: table(), row, also: None };
     listing.write(&admin.client()?, paging, out).await
 }
 
@@ -90,6 +90,8 @@ fn what(entry: &Value) -> String {
     words.extend(entry["resolution"].as_str().map(str::to_owned));
     if let Some(id) = entry["record"].as_str() {
         words.push(format!("{}… of {}", text(&Value::from(id.get(..DIGITS).unwrap_or(id))), text(&entry["route"])));
+    } else if entry["route"].is_string() {
+        words.push(text(&entry["route"]));
     }
     let count = |member: &str| entry[member].as_u64();
     words.extend(count("done").or(count("resealed")).map(|count| format!("{count} records")));
@@ -173,6 +175,7 @@ AT                        BY  ACTION      OUTCOME    WHAT                       
             "release 5 records (all)"
         );
         assert_eq!(said(json!({"resealed": 12})), "12 records");
+        assert_eq!(said(json!({"route": "charge"})), "charge");
         assert_eq!(said(json!({})), "-");
         let row = row(&json!({"action": "purge", "reason": null, "reason_unreadable": true}));
         assert_eq!(row[5], "(encrypted with a key that is gone)");

@@ -68,11 +68,25 @@ async fn execute(args: DeliveriesArgs, out: &mut dyn Write) -> anyhow::Result<()
             let given = [("route", route), ("state", state)];
             let given = given.into_iter().filter_map(|(name, value)| Some((name, value?)));
             let filter = given.map(|(name, value)| format!("&{name}={}", percent_encode(&value))).collect();
-            let listing = Listing { path: "/api/v1/deliveries", member: "deliveries", filter, table: table(), row };
+            let listing = Listing {
+                path: "/api/v1/deliveries",
+                member: "deliveries",
+                filter,
+                table: table(),
+                row,
+                also: Some("paused"),
+            };
             listing.write(&client, paging, out).await
         }
         Command::Pause(args) => {
-            change(&client, "pause", args, "paused: its requests are accepted, and wait", out).await
+            change(
+                &client,
+                "pause",
+                args,
+                "paused: its requests are still accepted, and none is delivered until it is resumed",
+                out,
+            )
+            .await
         }
         Command::Resume(args) => change(&client, "resume", args, "resumed", out).await,
     }

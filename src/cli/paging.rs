@@ -8,7 +8,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::http_client::AdminClient;
-use super::table::Table;
+use super::table::{Table, text};
 
 /// Most of a list that the API gives at once.
 const PAGE: usize = 1000;
@@ -41,16 +41,18 @@ pub(super) struct Listing<const N: usize> {
     pub(super) table: Table<N>,
     /// The row of one of them.
     pub(super) row: fn(&Value) -> [String; N],
+    /// A member of each page that names what else there is to know.
+    pub(super) also: Option<&'static str>,
 }
 
 impl<const N: usize> Listing<N> {
     /// Follows the pages up to the limit. Each is written before the next is asked for.
     pub(super) async fn write(self, client: &AdminClient, args: PagingArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-        let Self { path, member, filter, table, row } = self;
+        let Self { path, member, filter, table, row, also } = self;
         let mut left = if args.all { usize::MAX } else { args.limit };
         let mut next = args.after;
         let mut list = if args.json { List::Json { member, is_begun: false } } else { List::Table(table, row) };
-        loop {
+        let also = loop {
             let limit = left.min(PAGE);
             let cursor = next.map(|next| format!("&cursor={}", percent_encode(&next))).unwrap_or_default();
             let page = client.send(Method::GET, &format!("{path}?limit={limit}{filter}{cursor}"), None).await?;
@@ -59,10 +61,10 @@ impl<const N: usize> Listing<N> {
             left = left.saturating_sub(found.len());
             next = page["next"].as_str().map(ToOwned::to_owned);
             if next.is_none() || left == 0 {
-                break;
+                break also.map(|also| (also, page[also].clone()));
             }
-        }
-        list.end(next.as_deref(), out)
+        };
+        list.end(next.as_deref(), also, out)
     }
 }
 
@@ -121,18 +123,27 @@ impl<const N: usize> List<N> {
         Ok(())
     }
 
-    /// Ends the list; `next` is where it goes on.
-    fn end(self, next: Option<&str>, out: &mut dyn Write) -> anyhow::Result<()> {
+    /// Ends the list; `next` is where it goes on, and `also` has names.
+    fn end(self, next: Option<&str>, also: Option<(&str, Value)>, out: &mut dyn Write) -> anyhow::Result<()> {
         match self {
             Self::Table(table, _) => {
                 table.end(out)?;
+                if let Some((name, names)) = &also
+                    && let Some(names) = names.as_array().filter(|names| !names.is_empty())
+                {
+                    writeln!(out, "{name}: {}", names.iter().map(text).collect::<Vec<_>>().join(", "))?;
+                }
                 if let Some(next) = next {
                     writeln!(out, "next: {next}")?;
                 }
             }
             Self::Json { member, is_begun } => {
                 let before = if is_begun { "\n  ]".to_owned() } else { format!("{{\n  \"{member}\": []") };
-                writeln!(out, "{before},\n  \"next\": {}\n}}", Value::from(next))?;
+                write!(out, "{before},\n  \"next\": {}", Value::from(next))?;
+                if let Some((name, names)) = also {
+                    write!(out, ",\n  \"{name}\": {names}")?;
+                }
+                writeln!(out, "\n}}")?;
             }
         }
         Ok(())

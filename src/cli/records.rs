@@ -205,7 +205,8 @@ async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::R
     match args.command {
         Command::List(ListArgs { filter, paging }) => {
             let (filter, table) = (filter.query(), table::table());
-            let listing = Listing { path: "/api/v1/records", member: "records", filter, table, row: table::row };
+            let listing =
+                Listing { path: "/api/v1/records", member: "records", filter, table, row: table::row, also: None };
             listing.write(&client, paging, out).await
         }
         Command::Show { record, answer, reveal_key, json } => {

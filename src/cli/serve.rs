@@ -462,6 +462,8 @@ fn admin_routes(config: &Resolved) -> Vec<RouteInfo> {
         path: route.path.to_string(),
         upstream: config.upstreams[route.upstream].name.to_string(),
         mode: route.policy.mode.as_str(),
+        scope: route.policy.scope.words().map(|word| word.to_string()).collect(),
+        accepts: route.policy.accepts(),
         ttl: route.policy.ttl,
     });
     routes.collect()

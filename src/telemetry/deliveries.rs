@@ -36,6 +36,11 @@ impl DeliveryGauges {
         Self { queued: of("queued"), dead: of("dead"), oldest }
     }
 
+    /// How many are queued, and how many are dead.
+    pub(super) fn levels(&self) -> [u64; 2] {
+        [&self.queued, &self.dead].map(|gauge| u64::try_from(gauge.get()).unwrap_or(0))
+    }
+
     /// They were counted.
     pub fn counted(&self, counts: &[DeliveryCount]) {
         let sum = |of: fn(&DeliveryCount) -> u64| counts.iter().map(of).sum::<u64>();

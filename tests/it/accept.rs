@@ -147,7 +147,10 @@ fn a_release_is_delivered_again_and_given_up_in_the_end() {
     assert_eq!(dead["attempts"], 4, "{dead}");
     assert!(dead["reason"].as_str().is_some_and(|reason| reason.contains("503")), "{dead}");
     assert_eq!(upstream.runs_of("never"), 4);
-    assert_eq!(expect_accepted(&gate.post("/charges", "never", "{}")), never);
+    let again = gate.post("/charges", "never", "{}");
+    again.expect(202, "accepted");
+    // Nothing goes on by itself.
+    assert_eq!((again.get("location").as_ref(), again.get("retry-after")), (Some(&never), None), "{}", again.show());
     // An operator queues it again.
     let id = never.rsplit('/').next().expect("a path has a last part");
     let listed = gate.admin("GET", "/api/v1/deliveries?state=dead", None).json();
@@ -158,6 +161,8 @@ fn a_release_is_delivered_again_and_given_up_in_the_end() {
     wait_for(&gate, &never, "dead");
     let audit = gate.admin("GET", "/api/v1/audit?action=retry", None).json();
     assert_eq!(audit["entries"][0]["reason"], "it is back", "{audit}");
+    let before = &audit["entries"][0]["before"];
+    assert_eq!((&before["state"], &before["attempts"]), (&json!("dead"), &json!(4)), "{audit}");
     // What waits or is gone cannot be retried.
     assert_eq!(code(&gate.admin("DELETE", &format!("/api/v1/records/{id}?reason=x"), None)), 204);
     assert_eq!(code(&gate.admin("POST", &retry, Some(&json!({"reason": "again"})))), 404);
@@ -175,17 +180,50 @@ fn an_unknown_outcome_is_not_delivered_again() {
     });
     let gate = accepting(&upstream, "").start();
     let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
-    wait_for(&gate, &location, "unknown");
+    let unknown = wait_for(&gate, &location, "unknown");
+    assert_eq!(unknown["attempts"], 1, "{unknown}");
     gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
-    // An operator finds that nothing happened. Its client does not come back: it is delivered where the operator says so.
     let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    // It cannot be delivered again before somebody has found out what became of it.
+    let retry = json!({"reason": "run it"});
+    let refused = gate.admin("POST", &format!("/api/v1/records/{id}/retry"), Some(&retry));
+    assert_eq!((code(&refused), &refused.json()["code"]), (409, &json!("outcome-unknown")), "{}", refused.show());
+    // An operator finds that nothing happened. Its client does not come back: it is delivered where the operator says so.
     let release = json!({"action": "release", "reason": "not in the ledger"});
     assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&release))), 204);
     wait_for(&gate, &location, "dead");
-    let retry = json!({"reason": "run it"});
     assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/retry"), Some(&retry))), 204);
     wait_for(&gate, &location, "completed");
     assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn an_unknown_outcome_that_an_operator_completes_is_over() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::nothing().close());
+    let gate = accepting(&upstream, "").start();
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    wait_for(&gate, &location, "unknown");
+    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let listed = || gate.admin("GET", "/api/v1/deliveries", None).json()["deliveries"].as_array().map(Vec::len);
+    assert_eq!(listed(), Some(1));
+    let complete = json!({"action": "complete", "status": 201, "reason": "it is in the ledger"});
+    assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&complete))), 204);
+    assert_eq!((status(&gate, &location)["state"].as_str(), listed()), (Some("completed"), Some(0)));
+    gate.post("/charges", "k-1", "{}").expect(201, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn a_route_that_accepts_nothing_cannot_be_held_back() {
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = Gate::before(&upstream).start();
+    let body = json!({"route": route_of(&gate), "reason": "maintenance"});
+    let refused = gate.admin("POST", "/api/v1/deliveries/pause", Some(&body));
+    assert_eq!(code(&refused), 400, "{}", refused.show());
+    assert!(refused.text().contains("accepts no requests"), "{}", refused.show());
 }
 
 /// Where another attempt would be made, none is any more.
@@ -218,6 +256,10 @@ fn an_operator_holds_a_route_back() {
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!((upstream.runs(), &status(&gate, &location)["state"]), (0, &json!("queued")));
     assert_eq!(gate.admin("GET", "/api/v1/deliveries", None).json()["paused"], json!([route_of(&gate)]));
+    // There is no record of it yet, and it is told where it is shown.
+    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let shown = gate.admin("GET", &format!("/api/v1/records/{id}"), None);
+    assert!(code(&shown) == 404 && shown.text().contains("deliveries list"), "{}", shown.show());
     // It holds after a new start.
     let gate = gate.stop().start();
     std::thread::sleep(Duration::from_millis(1200));

@@ -50,6 +50,7 @@ export function complaints(stats) {
     if (error.per_second > 0) found.push(`The store fails at ${error.op}: ${error.kind}, ${rate(error.per_second)} a second.`);
   for (const { limit, used, max } of stats.limits)
     if (max > 0 && used >= 0.9 * max) found.push(`The limit ${limit} is nearly reached: ${(UNITS[limit] ?? count)(used)} of ${(UNITS[limit] ?? count)(max)}.`);
+  if (stats.deliveries.dead > 0) found.push(`Accepted requests were given up: ${count(stats.deliveries.dead)}. "oncegate deliveries list --state dead" shows them.`);
   if (!stats.last_reload.successful) found.push("The configuration was refused when it was last read. The gate goes on with the former one.");
   return found;
 }

@@ -92,6 +92,20 @@ async fn a_scope_finds_the_records_of_its_caller() {
     };
     assert_eq!(sorted(admin.ids("?scope=host=acme.example").await), sorted(vec![one.clone(), two.clone()]));
     assert!(admin.ids("?scope=host=nobody.example").await.is_empty());
+    // Page by page, where each page of the store is longer.
+    let first = admin.get("/api/v1/records?scope=host=acme.example&limit=1").await.json();
+    let next = first["next"].as_str().unwrap();
+    let second = admin.get(&format!("/api/v1/records?scope=host=acme.example&limit=1&cursor={next}")).await.json();
+    let ids = [first, second].map(|page| page["records"][0]["id"].as_str().unwrap().to_owned());
+    assert_eq!(sorted(ids.to_vec()), sorted(vec![one.clone(), two.clone()]));
+    // A part that no route has finds nobody, and says so.
+    for unused in ["cookie:session=a", "X-Api-Key:a"] {
+        let nothing = admin.get(&format!("/api/v1/records?scope={unused}")).await;
+        nothing.is_problem(400, "bad-request").says("credential=NAME: VALUE");
+        let nothing = admin.bulk("purge", json!({"filter": {"scope": unused}, "dry_run": true})).await;
+        // One does not say whose it is.
+        assert_eq!(nothing.json()["of_unknown_scope"], 1);
+    }
     let filter = json!({"scope": "host=ACME.example"});
     let dry = admin.bulk("purge", json!({"filter": filter, "dry_run": true})).await.json();
     assert_eq!((&dry["matched"], &dry["of_unknown_scope"]), (&json!(2), &json!(1)));

@@ -67,6 +67,8 @@ pub struct Levels {
     pub cache: BTreeMap<&'static str, u64>,
     /// How often each limit was reached since the start, in the order of [`Limit::ALL`].
     pub reached: [u64; Limit::ALL.len()],
+    /// Accepted requests of the store that are queued, and that were given up, when they were last counted.
+    pub deliveries: [u64; 2],
     /// When the configuration was last read.
     pub reloaded_at: Timestamp,
     /// Whether it had no problem then.
@@ -134,6 +136,7 @@ impl Metrics {
             records: std::array::from_fn(|index| u64::try_from(records[index].get()).unwrap_or(0)),
             cache: CacheResult::ALL.map(result).into(),
             reached: Limit::ALL.map(|limit| limit_exceeded.with_label_values(&[limit.as_str()]).get()),
+            deliveries: self.families.deliveries.levels(),
             reloaded_at: Timestamp(self.families.reloaded_at.load(Ordering::Relaxed)),
             reload_successful: self.families.reload_successful.get() == 1,
         }
