@@ -118,7 +118,7 @@ pub fn main() -> ExitCode {
     };
     run(cli.command).unwrap_or_else(|error| {
         complain(&format!("oncegate: {}", describe(&error)));
-        ExitCode::FAILURE
+        if error.is::<Problems>() { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
     })
 }
 

@@ -18,7 +18,8 @@ use super::store::name;
 use crate::consumers::{RequestLine, Settings, Source};
 use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
 use crate::idempotency::policy::Mode;
-use crate::route::Router;
+use crate::idempotency::scope::ScopePart;
+use crate::route::{Route, Router};
 
 keys! {
     /// Queues, topics and streams whose messages oncegate takes and runs, each once, as requests. A message is acknowledged when
@@ -144,6 +145,11 @@ fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
         let wrong = Wrong::new("it is not a subject to publish to");
         table.report("dead_letter", wrong.hint("write a subject without spaces, * and >, such as \"orders.failed\""));
     }
+    if keys.dead_letter.as_deref().is_some_and(|name| source.is_own(name)) {
+        let wrong =
+            Wrong::new("it is where the messages come from: a message that is given up would come again at once");
+        table.report("dead_letter", wrong.hint("name another, or leave it out"));
+    }
     keys.source = Some(shown);
     let settings = Settings {
         name: keys.name.clone()?,
@@ -156,6 +162,18 @@ fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
     Some((settings, keys))
 }
 
+/// A message has no address and no certificate.
+fn advise_on_scope(table: &Table<'_>, route: &Route) {
+    for part in route.policy.scope.iter() {
+        let what = match part {
+            ScopePart::ClientIp => "all messages have the same: they have no address of a client",
+            ScopePart::ClientCert(_) => "no message has: each that needs it is a dead letter",
+            _ => continue,
+        };
+        table.advise("request", format!("the route `{}` is scoped by {part}, which {what}", route.name));
+    }
+}
+
 /// The request must be one that its route protects.
 fn check_route(table: &Table<'_>, router: &Router, request: &RequestLine) {
     let host = request.host.as_ref().and_then(|host| host.to_str().ok());
@@ -163,7 +181,10 @@ fn check_route(table: &Table<'_>, router: &Router, request: &RequestLine) {
         // `routes` reports what is wrong with them.
         _ if router.routes().is_empty() => return,
         Ok(Some(route)) => match route.policy.mode {
-            Mode::Protect => return,
+            Mode::Protect => {
+                advise_on_scope(table, route);
+                return;
+            }
             mode => {
                 let what = format!("the route `{}` of this request has mode = \"{}\"", route.name, mode.as_str());
                 Wrong::new(what)

@@ -22,7 +22,7 @@ pub(super) const ROOT: &Section = &Section {
         " A setting without a `#` is the default. A `#` without a space after it comments out a setting that has no fixed",
         " default, or an example. The least that works is one upstream.",
         "",
-        " Durations are a whole number and a unit (ms, s, m, h, d): \"500ms\", \"30s\", \"24h\", \"7d\".",
+        " Durations are a whole number and a unit (ms, s, m, h, d), and several may stand in a row: \"500ms\", \"24h\", \"1h30m\".",
         " Sizes are a whole number and a unit (B, KiB, MiB, GiB, or kB, MB, GB for powers of ten): \"256KiB\", \"16MiB\".",
         "",
         " Environment variables set keys too: ONCEGATE_ and the key in capitals, with two underscores between levels, as in",

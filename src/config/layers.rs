@@ -9,8 +9,10 @@ use figment::{Figment, Metadata, Profile, Provider};
 
 use super::context::{Context, Layer, Path, Variable};
 use super::file::{self, Parsed};
-use super::node::Wrong;
+use super::node::{Table, Wrong};
 use super::problem::{Advice, Place, Problem, Problems};
+use super::{keys, logging};
+use crate::telemetry::logs::Format;
 
 /// Where a configuration comes from.
 #[derive(Clone, Debug, Default)]
@@ -66,7 +68,8 @@ const NOT_KEYS: [&str; 7] = [
 /// Reads and merges all layers. Fails where the file cannot be read as TOML: then nothing else can be said.
 pub(super) fn merge(sources: Sources) -> Result<Context, Problems> {
     let parsed = match &sources.file {
-        Some(file) => read(file)?,
+        // How logs are written, the environment alone may say.
+        Some(file) => read(file).map_err(|problems| Problems { log_format: log_format(&sources), ..problems })?,
         None => Parsed::default(),
     };
     Ok(layered(parsed, sources))
@@ -99,6 +102,12 @@ fn layered(parsed: Parsed, sources: Sources) -> Context {
         advice: RefCell::new(advice),
         printed: RefCell::default(),
     }
+}
+
+/// The format of logs where the file says nothing.
+fn log_format(sources: &Sources) -> Format {
+    let alone = Sources { file: None, flags: Flags::default(), ..sources.clone() };
+    logging::read(&Table::open(layered(Parsed::default(), alone).root(), keys::ROOT)).format
 }
 
 fn read(file: &std::path::Path) -> Result<Parsed, Problems> {

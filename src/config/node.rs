@@ -286,7 +286,12 @@ impl<'a> Table<'a> {
 
     /// Notes what is better known of a key.
     pub(super) fn advise(&self, key: &str, message: String) {
-        let place = self.get(key).map_or_else(|| self.node.place(), |node| node.place());
+        let place = match (self.get(key), self.node.place()) {
+            (Some(node), _) => node.place(),
+            // A variable that sets another key of the table has nothing to do with it.
+            (None, Place::Environment(_)) => self.node.context.root().place(),
+            (None, place) => place,
+        };
         self.node.context.advise(place, &self.node.path.key(key), message);
     }
 

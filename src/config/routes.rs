@@ -118,6 +118,7 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, Vec<Plac
     if tables.is_empty() {
         return (only_route(root, &table, defaults, upstreams), Vec::new());
     }
+    check_names(&tables);
     let mut printed = ArrayOfTables::new();
     let read: Read<'_> = tables
         .into_iter()
@@ -127,7 +128,6 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, Vec<Plac
         })
         .collect();
     root.print("routes", Item::ArrayOfTables(printed));
-    check_names(&read);
     check_namespaces(&read);
     advise_on_credential(read.iter().map(|(table, route)| (table, &route.policy)));
     let (tables, routes): (Vec<_>, Vec<_>) = read.into_iter().unzip();
@@ -354,10 +354,12 @@ fn check_fingerprint(table: &Table<'_>, policy: &Policy) {
     }
 }
 
-fn check_names(read: &Read<'_>) {
-    for (place, (table, route)) in read.iter().enumerate() {
-        if let Some((first, _)) = read[..place].iter().find(|(_, other)| other.name == route.name) {
-            let wrong = Wrong::new(format!("another route is named `{}`, {}", route.name, at(first)));
+fn check_names(tables: &[Table<'_>]) {
+    let names: Vec<Option<&str>> = tables.iter().map(|table| table.get("name")?.text().ok()).collect();
+    for (place, (table, name)) in tables.iter().zip(&names).enumerate() {
+        let Some(name) = name else { continue };
+        if let Some(first) = names[..place].iter().position(|other| *other == Some(name)) {
+            let wrong = Wrong::new(format!("another route is named `{name}`, {}", at(&tables[first])));
             table.report("name", wrong.hint("give each route a name of its own; set namespace to share records"));
         }
     }

@@ -49,7 +49,7 @@ pub(super) fn no_unit(number: impl std::fmt::Display) -> Wrong {
 }
 
 /// What a duration looks like.
-pub(super) const DURATION_HINT: &str = "write a whole number and a unit (ms, s, m, h, d), such as \"30s\" or \"24h\"";
+pub(super) const DURATION_HINT: &str = "write a whole number and a unit (ms, s, m, h, d), such as \"30s\" or \"1h30m\"";
 
 /// Reads `"1MiB"`, `"256KiB"`, `"16MB"`, `"512B"`, in bytes.
 pub(super) fn size(text: &str) -> Result<u64, Wrong> {

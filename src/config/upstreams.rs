@@ -139,6 +139,7 @@ impl Upstreams {
         self.names.iter().position(|name| **name == *text).ok_or_else(|| {
             let hint = match nearest(text, names()) {
                 Some(name) => format!("did you mean \"{name}\"?"),
+                None if names().next().is_none() => "there is no upstream: add one under [upstreams]".to_owned(),
                 None => format!("the upstreams are {}", names().collect::<Vec<_>>().join(", ")),
             };
             Wrong::new(format!("there is no upstream `{text}`")).hint(hint)

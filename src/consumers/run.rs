@@ -22,6 +22,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 
+/// In an outage, another reason is logged that long after the one before: a broker that comes back gives several.
+const ANOTHER_REASON: Duration = Duration::from_secs(30);
+
 /// So many messages for each that may run are taken, so that those that wait for their next attempt hold up no others.
 const TAKEN_FOR_EACH: u32 = 8;
 
@@ -85,7 +88,7 @@ pub async fn consume(
         settings,
     });
     let (name, source) = (Arc::clone(&shared.settings.name), shared.settings.source.to_string());
-    let (mut pause, mut lost) = (FIRST_PAUSE, None::<Instant>);
+    let (mut pause, mut lost, mut said) = (FIRST_PAUSE, None::<Instant>, (Instant::now(), Error(String::new())));
     while !*stop.borrow() {
         let opening = timeout(CONNECT, subscribe(&shared.settings, shared.most_taken()));
         let opened = tokio::select! {
@@ -117,6 +120,10 @@ pub async fn consume(
         if lost.is_none() {
             lost = Some(Instant::now());
             tracing::error!(consumer = &*name, source, %error, "no messages come: the broker cannot be used; trying again");
+            said = (Instant::now(), error);
+        } else if said.1 != error && said.0.elapsed() >= ANOTHER_REASON {
+            tracing::error!(consumer = &*name, source, %error, "still no messages come, for another reason; trying again");
+            said = (Instant::now(), error);
         }
         tokio::select! {
             biased;

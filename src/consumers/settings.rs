@@ -152,6 +152,15 @@ impl Source {
         (!is_built).then_some(feature)
     }
 
+    /// Whether dead letters that go there come back as messages. Of NATS, the stream says which subjects it has.
+    #[must_use]
+    pub fn is_own(&self, dead_letter: &str) -> bool {
+        match self {
+            Self::Amqp(_) | Self::Kafka(_) => self.name() == dead_letter,
+            Self::Nats(_) => false,
+        }
+    }
+
     /// What the messages stand in: a queue, a topic or a stream.
     fn name(&self) -> &str {
         match self {

@@ -19,7 +19,7 @@ pub(super) const CONSUMER: &str = "x-oncegate-consumer";
 pub(super) const POSITION: &str = "x-oncegate-position";
 
 /// Why a broker cannot be used now. It never has a password.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Error(pub(super) String);
 

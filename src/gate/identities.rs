@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::Settings;
 use super::shared::IdentityDigest;
-use super::{Settings, origin};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::identity::{CallerRules, Identifier};
@@ -195,6 +195,10 @@ fn describe_route(route: &Arc<Route>) -> RouteDescription {
     methods.sort();
     let (name, host, path) = (route.name.to_string(), route.host.clone(), route.path.to_string());
     RouteDescription { name, methods, host, path }
+}
+
+pub(super) fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {
+    Origin { service: Arc::clone(service), namespace: Arc::clone(namespace), route: Arc::clone(route) }
 }
 
 /// The digest of the rules of a route.

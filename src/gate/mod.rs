@@ -56,7 +56,7 @@ use self::answer::{CrossOrigin, Estimator, Reply};
 pub use self::attempt_tokens::Tokens;
 pub use self::circuit::Circuit;
 pub use self::deliver::deliver_accepted;
-use self::identities::IdentityRules;
+use self::identities::{IdentityRules, origin};
 use self::ignored::{IgnoredLog, KeyPlaces};
 use self::jwt::Verifier;
 pub use self::message::{Consumed, Message};
@@ -456,6 +456,10 @@ impl Handler for Gate {
         };
         let report = self.report(id, peer, || None, seen);
         let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None, id);
+        let reply = match known {
+            Known::Head(head) if self.key_places.has_key(&head.method, &head.uri, &head.headers) => self.keyed(reply),
+            _ => reply,
+        };
         let is_call = matches!(known, Known::Head(head) if grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         let (state, now) = (&self.unrouted, Instant::now());
@@ -471,10 +475,6 @@ impl Handler for Gate {
 fn log(state: &RouteState, request: RequestId, outcome: Outcome, response: &Response<Body>, began: Instant) {
     let (route, status, outcome) = (&*state.name, response.status().as_u16(), outcome.as_str());
     tracing::debug!(%request, route, outcome, status, micros = began.elapsed().as_micros() as u64, "answered");
-}
-
-fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {
-    Origin { service: Arc::clone(service), namespace: Arc::clone(namespace), route: Arc::clone(route) }
 }
 
 /// The headers that a route's keys, scopes and fingerprints are made of.

@@ -373,14 +373,19 @@ pub(super) fn scope_missing(part: &ScopePart) -> Problem {
     Problem::new(Code::ScopeMissing, detail)
 }
 
+fn millis(count: u128) -> Duration {
+    Duration::from_millis(u64::try_from(count).unwrap_or(u64::MAX))
+}
+
 /// The request may not run, by the time that it says.
 pub(super) fn untimely(rule: &RequestTime, untimely: Untimely) -> Problem {
     let RequestTime { from, max_age, skew } = rule;
-    // More than a few digits would not help a person.
-    let shown = |time: Duration| {
-        let seconds = time.as_secs();
-        let extra = if seconds < 60 * 60 { 0 } else { seconds % 60 };
-        humantime::format_duration(Duration::from_secs(seconds - extra))
+    // More than a few digits would not help a person, but for those that show that it is too much.
+    let shown = |time: Duration, most: Duration| {
+        let [minutes, seconds] = [60_000, 1000].map(|unit| time.as_millis() / unit * unit).map(millis);
+        let coarse = if time.as_secs() < 60 * 60 { seconds } else { minutes };
+        let shown = [coarse, seconds].into_iter().find(|shown| *shown > most);
+        humantime::format_duration(shown.unwrap_or_else(|| millis(time.as_millis())))
     };
     let what = match untimely {
         Untimely::Missing => format!("the request has no `{from}`, which says when it was made"),
@@ -389,12 +394,12 @@ pub(super) fn untimely(rule: &RequestTime, untimely: Untimely) -> Problem {
         }
         Untimely::Old { age } => format!(
             "by `{from}` the request is {} old, and may run until it is {}",
-            shown(age),
+            shown(age, *max_age),
             humantime::format_duration(*max_age)
         ),
         Untimely::Ahead { by } => format!(
             "by `{from}` the request was made in {}, and clocks may differ by {}",
-            shown(by),
+            shown(by, *skew),
             humantime::format_duration(*skew)
         ),
     };

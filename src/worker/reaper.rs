@@ -6,8 +6,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{Worker, every};
 use crate::idempotency::codec::Head;
-use crate::idempotency::record::RecordId;
-use crate::store::{Origin, Store};
+use crate::idempotency::record::{RecordId, State};
+use crate::store::{Listed, Origin, Store};
 
 /// How many lost attempts of one batch have a line of their own in the log.
 const NAMED: usize = 10;
@@ -17,30 +17,41 @@ const LOOK_UP: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(mut worker: Worker) {
     let mut ticks = every(worker.settings.reap_every);
+    let mut lost = Vec::new();
     while worker.unless_shut_down(ticks.tick()).await {
-        reap(&worker).await;
+        // A round later: after an outage of the store, a gate that lives says how its attempts ended.
+        report_lost(&*worker.store, &lost).await;
+        lost = reap(&worker).await;
     }
+    report_lost(&*worker.store, &lost).await;
 }
 
-/// One batch after another while they come back full. The store reports its failures.
-async fn reap(worker: &Worker) {
+/// One batch after another while they come back full. The store reports its failures. Returns the records.
+async fn reap(worker: &Worker) -> Vec<RecordId> {
     let limit = worker.settings.batch;
+    let mut all = Vec::new();
     while let Ok(lost) = worker.store.expire_leases(limit).await {
+        let is_full = lost.len() >= limit;
         if !lost.is_empty() {
             worker.metrics.leases_expired(lost.len());
-            report_lost(&*worker.store, &lost).await;
         }
-        if lost.len() < limit || *worker.shutdown.borrow() {
-            return;
+        all.extend(lost);
+        if !is_full || *worker.shutdown.borrow() {
+            break;
         }
     }
+    all
 }
 
-/// Logs which attempts were lost. An operator has to find out what became of them.
+/// Logs which attempts were lost, of those whose outcome is still unknown. An operator has to find out what became of them.
 pub async fn report_lost(store: &dyn Store, lost: &[RecordId]) {
     let deadline = Instant::now() + LOOK_UP;
     for id in &lost[..lost.len().min(NAMED)] {
-        let found = timeout_at(deadline, store.get(*id)).await.ok().and_then(Result::ok).flatten();
+        let found = timeout_at(deadline, store.get(*id)).await.ok().and_then(Result::ok);
+        if found.as_ref().is_some_and(|found| is_over(found.as_ref())) {
+            continue;
+        }
+        let found = found.flatten();
         let (origin, head) = found.map(|found| (found.origin, Head::decode(&found.record.head).ok())).unzip();
         let origin = origin.flatten();
         if origin.as_ref().is_some_and(Origin::is_shadow) {
@@ -60,4 +71,9 @@ pub async fn report_lost(store: &dyn Store, lost: &[RecordId]) {
         let (count, others) = (lost.len(), lost.len() - NAMED);
         tracing::warn!(count, others, "more attempts were lost: `oncegate records list --state unknown` lists them");
     }
+}
+
+/// Whether the attempt has its end after all.
+fn is_over(record: Option<&Listed>) -> bool {
+    record.is_none_or(|found| found.record.state != State::Unknown)
 }

@@ -181,9 +181,27 @@ fn a_start_that_fails_is_logged_as_json() {
         let known = ["place", "key", "problem", "hint"].iter().all(|name| line[name].is_string());
         assert!(line["level"] == "ERROR" && known, "{line}");
     }
+    let no_toml = lines(Gate::before(&upstream).server("listen = \n"), 78);
+    assert_eq!(no_toml.len(), 1, "{no_toml:?}");
+    assert!(no_toml[0]["level"] == "ERROR" && no_toml[0]["problem"].is_string(), "{no_toml:?}");
     let taken = lines(Gate::before(&upstream).server(&format!("listen = \"{}\"", upstream.address)), 1);
     let last = taken.last().expect("a line");
     assert!(last["level"] == "ERROR" && last["error"].is_string(), "{last}");
+}
+
+#[test]
+fn a_file_that_is_no_toml_ends_every_command_that_reads_it_with_78() {
+    let dir = tempfile::tempdir().expect("a writable directory");
+    let file = dir.path().join("broken.toml");
+    std::fs::write(&file, "listen = \n").expect("a writable directory");
+    let commands = [&["records", "list"][..], &["deliveries", "list"], &["audit"], &["observed"], &["check"]];
+    for (command, file) in commands.iter().flat_map(|command| {
+        [(command, &file), (command, &dir.path().join("none.toml"))].map(|(command, file)| (*command, file.clone()))
+    }) {
+        let mut oncegate = Command::new(env!("CARGO_BIN_EXE_oncegate"));
+        let output = oncegate.args(command).arg("--config").arg(&file).output().expect("oncegate runs");
+        assert_eq!(output.status.code(), Some(78), "{command:?} {}", file.display());
+    }
 }
 
 /// `oncegate serve --upstream URL` alone is a working gate.

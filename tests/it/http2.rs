@@ -172,6 +172,9 @@ fn what_is_no_sound_request_is_refused() {
     let many = (0..21).fold(post("/"), |post, nth| post.header(format!("x-{nth}"), "1"));
     assert_eq!(client.send(many.body("").unwrap()).status, 431);
     assert_eq!(client.send(post("/").header("expect", "more").body("").unwrap()).status, 417);
+    // It carried a key, and hears what became of it.
+    let keyed = client.send(post("/").header("expect", "more").header("idempotency-key", "k").body("").unwrap());
+    assert_eq!((keyed.status, keyed.get("idempotency-status")), (417, "expectation-failed"));
     let large = post("/").header("x", "y".repeat(70_000)).body("").unwrap();
     assert!(client.try_send(large.map(|body| http_body_util::Full::from(body).boxed())).is_ok_and(|a| a.status == 431));
 }

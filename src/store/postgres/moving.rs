@@ -95,17 +95,17 @@ pub async fn move_records(lists: &Move, say: &mut dyn FnMut(String)) -> Result<(
     moving.announce().await?;
     moving.copy_rules().await?;
     if lists.is_preparation {
+        let (from, to) = (moving.from.len(), moving.to.len());
         say(format!(
-            "the databases know that records move from {} to {} of them; restart the gates with the next list, and run this \
-             again without --prepare",
-            moving.from.len(),
-            moving.to.len()
+            "the databases know that records move from {from} to {to} of them; restart the gates with the next list, and run this \
+             again without --prepare"
         ));
         return Ok(());
     }
     moving.hand_over_all(say).await?;
     moving.finish().await?;
-    say(format!("the records are in {} databases", moving.to.len()));
+    let plural = if moving.to.len() == 1 { "" } else { "s" };
+    say(format!("the records are in {} database{plural}", moving.to.len()));
     Ok(())
 }
 

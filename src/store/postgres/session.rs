@@ -325,8 +325,11 @@ where
         match message {
             AsyncMessage::Notice(notice) => {
                 let is_warning = notice.parsed_severity() == Some(Severity::Warning);
-                let is_wait =
-                    notice.routine() == Some("SyncRepWaitForLSN") || *notice.code() == SqlState::ADMIN_SHUTDOWN;
+                // A server that is shut down at once says the same from its quickdie, whether or not anything waits.
+                let is_wait = match notice.routine() {
+                    Some("SyncRepWaitForLSN") => true,
+                    routine => *notice.code() == SqlState::ADMIN_SHUTDOWN && routine != Some("quickdie"),
+                };
                 if is_warning && is_wait {
                     messages.interrupted_waits.fetch_add(1, Ordering::SeqCst);
                 }
