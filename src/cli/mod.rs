@@ -20,6 +20,7 @@ mod config;
 mod databases;
 mod deliveries;
 mod demo;
+mod docs;
 mod explain;
 mod health;
 mod http_client;
@@ -66,6 +67,7 @@ enum Command {
     #[command(subcommand)]
     Keys(keys::Command),
     Completions(completions::CompletionsArgs),
+    Docs(docs::DocsArgs),
     Man(man::ManArgs),
     Demo(demo::DemoArgs),
     /// Print the version.
@@ -137,6 +139,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Reload(args) => reload::run(args),
         Command::Keys(command) => keys::run(command),
         Command::Completions(args) => completions::run(args),
+        Command::Docs(args) => docs::run(args),
         Command::Man(args) => man::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Version => {

@@ -408,6 +408,11 @@ fn completions_and_pages_are_printed() {
     assert_eq!(oncegate(&["completions", "man"]).1, first);
     let (_, page) = oncegate(&["man", "records", "resolve"]);
     assert!(page.contains(".TH oncegate-records-resolve 1") && page.contains("\\-\\-release"), "{page}");
+    let (status, entry) = oncegate(&["docs", "urn:oncegate:problem:outcome-unknown"]);
+    assert!(status == Some(0) && entry.contains("docs/runbooks/unknown-records.md"), "{entry}");
+    let (status, list) = oncegate(&["docs"]);
+    assert!(status == Some(0) && list.contains("key-reused") && list.contains("422"), "{list}");
+    assert_eq!(oncegate(&["docs", "odd"]).0, Some(1));
     assert_eq!(oncegate(&["man", "records", "odd"]).0, Some(2));
     assert_eq!(oncegate(&["completions", "odd"]).0, Some(2));
 }

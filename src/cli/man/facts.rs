@@ -267,6 +267,13 @@ impl Facts {
         },
         printing("completions", &[("For bash:", "oncegate completions bash > oncegate.bash")]),
         Self {
+            command: "docs",
+            ends: &[(0, "The text is printed."), (1, "There is no such code, or the output cannot be written.")],
+            files: &[],
+            environment: &[],
+            examples: &[("What a client is told by a 409, and what to do:", "oncegate docs outcome-unknown")],
+        },
+        Self {
             command: "man",
             ends: &[(0, "The page is printed, or the pages are written."), (1, "The output cannot be written.")],
             files: &[],
