@@ -337,12 +337,10 @@ impl ProtectedRequest {
             Decision::Unreadable => {
                 if let Some(others) = self.gate.shared.unreadable.due() {
                     let (record, route) = (self.id, &*self.state.name);
-                    tracing::error!(%record, route, others, "a record is in a format that this version cannot read");
+                    tracing::error!(%record, route, others, "a record cannot be read: {UNREADABLE}");
                 }
-                self.problem(
-                    Problem::new(Code::StoreUnavailable, "the record of this key cannot be read by this version")
-                        .retry_after(Duration::from_secs(60)),
-                )
+                let detail = format!("the record of this key cannot be read: {UNREADABLE}");
+                self.problem(Problem::new(Code::StoreUnavailable, detail).retry_after(Duration::from_secs(60)))
             }
         }
     }
@@ -430,6 +428,9 @@ impl ProtectedRequest {
 pub(super) fn has_length(answer: &Answer) -> bool {
     answer.headers.iter().any(|(name, _)| *name == CONTENT_LENGTH)
 }
+
+/// Why a record cannot be read.
+const UNREADABLE: &str = "a later version of oncegate wrote it, or it is encrypted with a key that this gate lacks";
 
 /// A replay that is held as long as its client takes to read it finds no room.
 fn no_room() -> Problem {
