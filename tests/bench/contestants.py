@@ -2,7 +2,10 @@
 
 import http.client
 import os
+import pathlib
+import shutil
 import socket
+import subprocess
 import threading
 
 from processes import Failed, Server, free_port
@@ -179,6 +182,8 @@ class Proxy:
     """nginx or HAProxy: requests pass through."""
 
     gate = False
+    store = None
+    executions = None  # how often its own handler ran, where it is an application
 
     def __init__(self, name, server, port):
         self.name, self.server, self.port = name, server, port
@@ -242,6 +247,41 @@ class Oncegate(Proxy):
     def stop(self):
         self.server.stop()
         self.store.stop()
+
+
+class Application(Proxy):
+    """An Express application on PostgreSQL that does without a gate: with a middleware of its own."""
+
+    def __init__(self, program, store, directory):
+        port, self.runs_port = free_port(), free_port()
+        self.store = store
+        command = ["node", program / "application.js", port, self.runs_port, store.url]
+        super().__init__("Express with a middleware", Server("Express", command, directory / "log", [port, self.runs_port]), port)
+
+    def executions(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.runs_port, timeout=10)
+        connection.request("GET", "/")
+        runs = int(connection.getresponse().read())
+        connection.close()
+        return runs
+
+    def stop(self):
+        self.server.stop()
+        self.store.stop()
+
+
+def installed_application(target):
+    """The application with what it needs, in a directory of its own."""
+    source, directory = pathlib.Path(__file__).with_name("middleware"), target / "bench-middleware"
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        shutil.copy(file, directory)
+    done = subprocess.run(
+        ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--silent"], cwd=directory, stdin=subprocess.DEVNULL
+    )
+    if done.returncode != 0:
+        raise Failed("npm could not install what the Express application needs")
+    return directory
 
 
 def start_nginx(name, directory, text, ports):

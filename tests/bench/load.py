@@ -97,7 +97,7 @@ class Load:
             return self._measure(contestant, kind, connections, key, problems)
 
     def _measure(self, contestant, kind, connections, key, problems):
-        executed = self.upstream.executions()
+        executed = self._executions(contestant)
         outcomes = contestant.outcomes() if contestant.gate else {}
         records = contestant.store.completed() if contestant.gate else None
         contestant.server.forget_peak()
@@ -129,6 +129,9 @@ class Load:
             load_share=load_cpu / seconds / min(self.threads, connections),
             others=max(all_cpu - cpu - store_cpu - upstream_cpu - load_cpu, 0) / seconds, problems=problems,
         )
+
+    def _executions(self, contestant):
+        return contestant.executions() if contestant.executions else self.upstream.executions()
 
     def _cpu(self, contestant):
         """CPU seconds so far: of the contestant, its store's servers, the upstream, wrk, and everybody."""
@@ -230,7 +233,7 @@ class Load:
             raise Failed(f"{contestant.server.name} died:\n{contestant.server.tail()}")
         # wrk does not count the requests that its end cuts off, one on each connection; they may still run.
         reaches = kind in (*PASSES, *NEW_KEYS)
-        self._within("the upstream ran", lambda: self.upstream.executions() - executed, requests, connections,
+        self._within("the upstream ran", lambda: self._executions(contestant) - executed, requests, connections,
                      reaches, problems)
         if contestant.gate:
             def counted(outcome):
@@ -260,7 +263,7 @@ class Load:
 
 def servers_of(contestant):
     """The servers of its store that work for it."""
-    return contestant.store.servers if contestant.gate else ()
+    return contestant.store.servers if contestant.store else ()
 
 
 def prepared_key(kind):

@@ -28,13 +28,13 @@ class Row:
 
     @classmethod
     def of(cls, contestant, kind):
-        stores = contestant.gate and not kind.name.startswith("pass-through")
+        stores = contestant.store and not kind.name.startswith("pass-through")
         return cls(contestant.name, kind.name, contestant.store.name if stores else "", contestant.gate)
 
     def title(self):
         if self.kind == statements.KIND:
             return f"{self.contestant}, {self.kind}"
-        if not self.gate:
+        if not self.store and not self.gate:
             return self.contestant + self.kind.removeprefix("pass-through")
         return f"{self.contestant}, {self.kind}" + (f", {self.store}" if self.store else "")
 
@@ -80,7 +80,7 @@ class Report:
             pairs = next((rounds for row, rounds in rows.items() if row.kind == statements.KIND), None)
             for row, rounds in rows.items():
                 both = [(rounds[at], pairs[at]) for at in rounds if at in pairs] if pairs else []
-                if row.kind != NEW.name or not row.store.startswith("postgres") or not both:
+                if row.kind != NEW.name or not row.gate or not row.store.startswith("postgres") or not both:
                     continue
                 wrong = any(result.problems for result in (*rounds.values(), *pairs.values()))
                 title = f"{connections} connection{'s' if connections > 1 else ''}, {row.contestant}, {row.store}"
@@ -196,7 +196,7 @@ class Report:
             rates = [result.rate for result in rounds.values()]
             against = self.against(connections, row, "nginx")
             behind = f"{against:.2f} × nginx" if against and row.contestant != "nginx" else ""
-            name = row.title() if row.gate else f"{row.title()}, pass-through"
+            name = row.title() if row.gate or row.store else f"{row.title()}, pass-through"
             bars.append((name, row.gate, statistics.median(rates), min(rates), max(rates), behind))
         if not bars:
             raise Failed("nothing was measured that the chart shows: it needs pass-through, replays or new keys")
@@ -206,7 +206,11 @@ class Report:
             f"One by one, this disk makes {statistics.median(self.syncs):,.0f} syncs a second; sqlite answers when its "
             f"are done. {self.median_of()}.",
         ]
-        return chart.draw(f"oncegate beside nginx and HAProxy, {connections} connections", bars, notes)
+        has_middleware = any(row.store and not row.gate for row in self.rows(connections))
+        if has_middleware:
+            notes.append("The Express application answers itself, by one process and without a proxy: see tests/bench/middleware.")
+        others = "nginx, HAProxy and a middleware" if has_middleware else "nginx and HAProxy"
+        return chart.draw(f"oncegate beside {others}, {connections} connections", bars, notes)
 
     def as_json(self):
         return {

@@ -13,7 +13,7 @@ from processes import Failed
 # What is installed where the program is missing. Their services are not started.
 PACKAGES = {
     "nginx": "nginx-light", "haproxy": "haproxy", "wrk": "wrk", "pgbench": "postgresql", "pgbouncer": "pgbouncer",
-    "redis-server": "redis-server", "h2load": "nghttp2-client", "openssl": "openssl",
+    "redis-server": "redis-server", "h2load": "nghttp2-client", "node": "nodejs", "npm": "npm", "openssl": "openssl",
 }
 
 INSTALL = """
