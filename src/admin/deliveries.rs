@@ -69,7 +69,7 @@ struct DeliveryView {
     due_at: Option<String>,
     /// When it is forgotten; of one that is dead.
     expires_at: Option<String>,
-    /// How many attempts ended in a release.
+    /// How many attempts have ended, one with an unknown outcome included.
     attempts: u32,
     /// What came of the last attempt, or why it was given up.
     reason: Option<String>,
@@ -170,11 +170,15 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &A
 
 /// Whether a dead one was given up because nobody knows whether it ran, and nobody has found out since.
 async fn is_held(state: &State, dead: &Delivery) -> Result<bool, Problem> {
-    if dead.note.as_deref() != Some(Code::OutcomeUnknown.as_str().as_bytes()) {
+    if !is_given_up_as_unknown(dead) {
         return Ok(false);
     }
     let record = state.opened()?.get(dead.id).await.map_err(unavailable)?.filter(Listed::is_live);
     Ok(record.is_some_and(|listed| listed.record.state == record::State::Unknown))
+}
+
+fn is_given_up_as_unknown(delivery: &Delivery) -> bool {
+    delivery.is_dead() && delivery.note.as_deref() == Some(Code::OutcomeUnknown.as_str().as_bytes())
 }
 
 /// Removes an accepted request that has no record.
@@ -275,7 +279,8 @@ impl DeliveryView {
             accepted_at: rfc3339(delivery.accepted_at),
             due_at,
             expires_at,
-            attempts: delivery.attempts,
+            // The queue counts those that ended in a release.
+            attempts: delivery.attempts + u32::from(is_given_up_as_unknown(delivery)),
             reason: delivery.note.as_ref().map(|note| String::from_utf8_lossy(note).into_owned()),
             method: head.as_ref().map(|head| head.method.to_string()),
             path: head.as_ref().map(|head| head.path.clone()),

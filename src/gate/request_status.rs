@@ -155,7 +155,8 @@ impl Gate {
         let mut document = json!({ "id": id.to_string(), "state": standing.as_str() });
         if let Some(delivery) = &found.delivery {
             document["accepted_at"] = rfc3339(delivery.accepted_at).into();
-            document["attempts"] = delivery.attempts.into();
+            // The queue counts those that ended in a release.
+            document["attempts"] = (delivery.attempts + u32::from(standing == Standing::Unknown)).into();
             if let (Standing::Queued, DeliveryState::Queued { due }) = (standing, delivery.state) {
                 document["next_attempt_at"] = rfc3339(due).into();
             }

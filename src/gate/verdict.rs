@@ -41,7 +41,7 @@ pub enum Verdict {
     },
     /// It is given up.
     GiveUp {
-        /// An attempt ended in a release, or its outcome is unknown.
+        /// An attempt ended in a release.
         is_attempt: bool,
         /// Why.
         note: String,
@@ -51,7 +51,7 @@ pub enum Verdict {
 impl Verdict {
     /// It is given up: whether it ran is unknown.
     pub(super) fn outcome_unknown() -> Self {
-        Self::GiveUp { is_attempt: true, note: Code::OutcomeUnknown.as_str().to_owned() }
+        Self::GiveUp { is_attempt: false, note: Code::OutcomeUnknown.as_str().to_owned() }
     }
 }
 

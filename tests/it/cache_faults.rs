@@ -285,6 +285,8 @@ fn cold_hits(
         "count_v1",
         "oncegate.session",
         "store_v1",
+        "oncegate.identity",
+        "oncegate.rules_period",
     ];
     let is_workers = |line: &str| others.iter().any(|name| line.contains(name));
     let statements = log[from..to].lines().filter(|line| line.contains("oncegate.") && !is_workers(line));
