@@ -171,7 +171,8 @@ impl<'a> Bulk<'a> {
         let _slot = self.state.change_slot()?;
         self.state.opened()?;
         let mut report = Report { as_of, ..Report::default() };
-        let unused = wanted.unused_scope(self.state);
+        // A later part may find nothing where an earlier one did.
+        let unused = wanted.unused_scope(self.state).filter(|_| after.is_none());
         let Some(selection) = wanted.select(self.state) else {
             return Ok(json(StatusCode::OK, &report));
         };

@@ -252,7 +252,7 @@ impl State {
         }
         let Some(deliveries) = self.opened()?.deliveries() else { return Ok(false) };
         let (service, route) = (Some(self.service.clone()), Some(route.into()));
-        let filter = DeliveryFilter { service, route, is_dead: Some(false) };
+        let filter = DeliveryFilter { service, route, is_dead: None };
         Ok(!deliveries.deliveries(filter, None, 1).await.map_err(unavailable)?.deliveries.is_empty())
     }
 

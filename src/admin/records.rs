@@ -51,7 +51,8 @@ pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> R
     }
     let _slot = state.listing_slot()?;
     let store = state.opened()?;
-    let unused = wanted.unused_scope(state);
+    // A later page may be empty where an earlier one was not.
+    let unused = wanted.unused_scope(state).filter(|_| after.is_none());
     let Some(Selection { filter, tags, prefixes }) = wanted.select(state) else {
         return Ok(json(StatusCode::OK, &Page { records: Vec::new(), next: None }));
     };

@@ -121,8 +121,12 @@ impl Resolution {
         // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
         match state.opened()?.settle(*id, record.attempt, end).await.map_err(unavailable)? {
             // What was given up without an answer has one now. A release leaves it, to be retried.
-            Settled::Done { .. } if matches!(self, Self::Complete(_)) => forget_before(state, found).await,
-            Settled::Done { .. } => Ok(()),
+            Settled::Done { .. } => {
+                if matches!(self, Self::Complete(_)) && forget_before(state, found).await.is_err() {
+                    tracing::warn!(record = %id, "the record is completed, and its delivery stays listed as dead until it is retried");
+                }
+                Ok(())
+            }
             Settled::Superseded { record: Some(record) } => Err(not_unknown(&record, *now)),
             Settled::Superseded { record: None } => Err(absent()),
         }

@@ -45,9 +45,6 @@ enum Known {
     Recorded(Record, Timestamp),
 }
 
-/// The state of a request that was given up.
-const DEAD: &str = "dead";
-
 impl ProtectedRequest {
     /// The reply to a request that is accepted rather than run, or whose key belongs to one that was accepted. Nothing where it
     /// is to run now.
@@ -167,7 +164,7 @@ impl ProtectedRequest {
         Some(match known {
             Known::Accepted => self.accepted_reply("queued"),
             Known::Queued(delivery) => match self.is_retry_of(&delivery.head).await {
-                Ok(None) => self.accepted_reply(if delivery.is_dead() { DEAD } else { "queued" }),
+                Ok(None) => self.accepted_reply(if delivery.is_dead() { "dead" } else { "queued" }),
                 Ok(Some(decision)) => self.reply(decision, None),
                 Err(problem) => self.problem(problem),
             },
@@ -213,13 +210,10 @@ impl ProtectedRequest {
         let mut response = Response::new(Body::full(document.to_string().into()));
         *response.status_mut() = StatusCode::ACCEPTED;
         let headers = response.headers_mut();
+        let wait = self.state.estimator.remaining(Duration::ZERO, self.timeout());
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        // What is dead does not go on by itself.
-        if state != DEAD {
-            let wait = self.state.estimator.remaining(Duration::ZERO, self.timeout());
-            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
-        }
+        headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
         headers.insert(PREFERENCE_APPLIED, HeaderValue::from_static("respond-async"));
         if let Ok(location) = HeaderValue::try_from(location) {
             headers.insert(LOCATION, location);

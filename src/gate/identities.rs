@@ -93,20 +93,17 @@ impl<'a> IdentityRules<'a> {
         (origins, identities)
     }
 
-    /// How these rules stand to those on file.
-    pub(super) fn standing(&self, on_file: &[NamespaceRules]) -> Standing {
-        let (_, own) = self.adoption();
+    /// Those of these rules that others on file have replaced: gates with the one would not find what gates with the other
+    /// record. None where everything on file goes with these, and another gate has fewer namespaces.
+    pub(super) fn replaced(&self, on_file: &[NamespaceRules]) -> Vec<Identity> {
+        let (_, mut own) = self.adoption();
         let on_file: Vec<&NamespaceRules> =
             on_file.iter().filter(|found| found.digest.is_some() && found.service == *self.service()).collect();
-        let goes = |found: &NamespaceRules| own.iter().any(|rules| found.goes_with(rules));
-        let is_all_own = on_file.iter().all(|found| goes(found));
-        let lacking = own.iter().filter(|rules| !on_file.iter().any(|found| found.goes_with(rules)));
-        let lacking: Vec<Identity> = lacking.cloned().collect();
-        match lacking.is_empty() {
-            true => Standing::InForce,
-            false if is_all_own => Standing::Gone,
-            false => Standing::Replaced(lacking),
+        if on_file.iter().all(|found| own.iter().any(|rules| found.goes_with(rules))) {
+            return Vec::new();
         }
+        own.retain(|rules| !on_file.iter().any(|found| found.goes_with(rules)));
+        own
     }
 
     /// The rules that a change gives up: as they are described, or else those among the usual ones that have their digest.
@@ -150,17 +147,6 @@ impl<'a> IdentityRules<'a> {
         }
         None
     }
-}
-
-/// How the rules of a configuration stand to those on file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// Gates with the rules on file find what these record, and the other way round.
-    InForce,
-    /// Some of these are not on file, and everything that is goes with these.
-    Gone,
-    /// Other rules are on file instead of these.
-    Replaced(Vec<Identity>),
 }
 
 /// The former rules, as far as they are known.

@@ -64,7 +64,7 @@ use self::pass::ForwardOptions;
 use self::policy_page::PolicyPage;
 pub use self::reconcile::ask_about_unknown;
 pub use self::reload::{Reload, Stuck};
-pub use self::replaced::{KNOWN_AFTER, follow_rules, replaced_by};
+pub use self::replaced::{KNOWN_AFTER, follow_rules, replaces};
 use self::request::ForwardingContext;
 use self::shared::{IdentityDigest, Shared};
 pub use self::verdict::{Tries, Verdict};

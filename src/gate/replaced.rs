@@ -7,12 +7,19 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::Gate;
-use super::identities::{IdentityRules, Standing};
+use super::identities::IdentityRules;
+use crate::idempotency::record::Timestamp;
 use crate::store::{Identity, NamespaceRules};
 use crate::telemetry::metrics::Metrics;
 
-/// How often to look, and how long the store has for its answer.
+/// How often to look.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// How long the store has for its answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// For how long rules count as just replaced: clocks may differ.
+const YOUNG: Duration = Duration::from_secs(60);
 
 /// How long after other rules are on file all gates know of them that have the former ones: the time of two looks and their
 /// answers.
@@ -30,31 +37,11 @@ pub async fn follow_rules(current: impl Fn() -> Arc<Gate>, metrics: Metrics) {
 impl Gate {
     async fn look_at_rules(&self, metrics: &Metrics) {
         // Where the store does not answer, it answers no claim either, or soon.
-        let Ok(Ok(on_file)) = timeout(LOOK, self.shared.store.identities()).await else { return };
-        let standing = match self.identity_rules().standing(&on_file) {
-            Standing::Gone => self.put_on_file().await,
-            standing => standing,
-        };
+        let Ok(Ok(on_file)) = timeout(PATIENCE, self.shared.store.identities()).await else { return };
+        let replaced = self.identity_rules().replaced(&on_file);
         // What a reload puts on file is this process's own.
         if self.is_newest() {
-            self.let_claim(&standing, &on_file, metrics);
-        }
-    }
-
-    /// Another gate, which does not have these namespaces, has removed their rules.
-    async fn put_on_file(&self) -> Standing {
-        let _no_reload = self.shared.retired.read().await;
-        let (origins, rules) = self.identities();
-        if !self.is_newest() {
-            return Standing::InForce;
-        }
-        match self.shared.store.adopt(origins, rules.clone(), false).await {
-            Ok(changes) if changes.is_empty() => Standing::InForce,
-            Ok(_) => Standing::Replaced(rules),
-            Err(error) => {
-                tracing::debug!(%error, "the rules of keys are not on file");
-                Standing::Replaced(rules)
-            }
+            self.claim_nothing_by(&replaced, &on_file, metrics);
         }
     }
 
@@ -67,11 +54,7 @@ impl Gate {
         }
     }
 
-    fn let_claim(&self, standing: &Standing, on_file: &[NamespaceRules], metrics: &Metrics) {
-        let replaced: &[Identity] = match standing {
-            Standing::Replaced(rules) => rules,
-            Standing::InForce | Standing::Gone => &[],
-        };
+    fn claim_nothing_by(&self, replaced: &[Identity], on_file: &[NamespaceRules], metrics: &Metrics) {
         metrics.rules_replaced(replaced.len());
         let digests: Vec<_> = replaced.iter().map(|rules| rules.digest).collect();
         let before = self.shared.replaced.load_full();
@@ -85,25 +68,32 @@ impl Gate {
         }
         for rules in replaced.iter().filter(|rules| !before.contains(&rules.digest)) {
             let namespace = &rules.namespace;
-            let is_gone = !on_file.iter().any(|found| found.digest.is_some() && found.namespace == *namespace);
+            let is_same = |found: &NamespaceRules| found.service == rules.service && found.namespace == *namespace;
+            let is_gone = !on_file.iter().any(|found| found.digest.is_some() && is_same(found));
             let what = if is_gone { "no longer has this namespace" } else { "has other rules for this namespace" };
             tracing::error!(
                 service = %rules.service,
                 %namespace,
-                "another gate of this store {what}: its requests get 503 here, since each of the two would run again what the \
-                 other has run. Start all gates of a service with the same routes and rules of keys, or give those of another \
+                "another gate of this store {what}: this gate answers 503 to the requests of its routes, since each of the two \
+                 would run again what the other has run. Start all gates of a service with the same routes and rules of keys, or give those of another \
                  application a `store.service` of their own"
             );
         }
     }
 }
 
-/// The rules on file that go when `rules` take their place, and by which gates that run may still claim.
+/// Whether adopting these rules replaces others by which gates that run may still claim; or whether another gate has just
+/// replaced some, by the clock of this process.
 #[must_use]
-pub fn replaced_by(on_file: &[NamespaceRules], rules: IdentityRules<'_>) -> Vec<NamespaceRules> {
+pub fn replaces(on_file: &[NamespaceRules], rules: IdentityRules<'_>, now: Timestamp) -> bool {
     let (_, adopting) = rules.adoption();
+    let goes = |found: &NamespaceRules| adopting.iter().any(|rule| found.goes_with(rule));
+    let is_young = |found: &NamespaceRules| {
+        let [.., _, last] = &found.periods[..] else { return false };
+        last.since.plus(YOUNG) > now
+    };
     let of_service = on_file.iter().filter(|found| found.digest.is_some() && found.service == *rules.service());
-    of_service.filter(|found| !adopting.iter().any(|rule| found.goes_with(rule))).cloned().collect()
+    of_service.into_iter().any(|found| !goes(found) || is_young(found))
 }
 
 #[cfg(test)]
@@ -143,20 +133,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_another_gate_removed_is_put_on_file_again_where_that_takes_nothing_from_it() {
-        let both = [route("charges", Mode::Protect, "host"), route("refunds", Mode::Protect, "host")];
-        let [charges, mut refunds] = both;
+    async fn a_gate_with_fewer_namespaces_replaces_nothing_and_one_with_another_instead_does() {
+        let [charges, mut refunds] = ["charges", "refunds"].map(|name| route(name, Mode::Protect, "host"));
         refunds.namespace = "refunds".into();
-        let (one, fewer) = (gate_of(vec![charges, refunds.clone()]), gate("host"));
-        adopt(&one, &fewer).await;
+        let one = gate_of(vec![charges, refunds]);
+        adopt(&one, &gate("host")).await;
         assert!(!refuses(&one).await);
-        assert_eq!(
-            one.shared.store.identities().await.unwrap().iter().filter(|found| found.digest.is_some()).count(),
-            2
-        );
-        // One that has a namespace of its own instead would be refused next.
-        adopt(&one, &gate_of(vec![refunds])).await;
-        one.shared.store.adopt(Vec::new(), Vec::new(), true).await.unwrap();
         let mut renamed = route("charges", Mode::Protect, "host");
         renamed.namespace = "renamed".into();
         adopt(&one, &gate_of(vec![renamed])).await;

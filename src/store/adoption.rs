@@ -60,14 +60,6 @@ impl NamespaceRules {
         self.digest.into_iter().chain(others).collect()
     }
 
-    /// The rules that are on file now, to be adopted again.
-    #[must_use]
-    pub fn identity(&self) -> Option<Identity> {
-        let others = self.in_force().into_iter().skip(1).collect();
-        let (service, namespace) = (Arc::clone(&self.service), Arc::clone(&self.namespace));
-        Some(Identity { service, namespace, digest: self.digest?, others, description: self.description().cloned() })
-    }
-
     /// The rules by which a record was made: as its head says, or else those that held when it was claimed.
     #[must_use]
     pub fn made_by(&self, claimed_at: Timestamp, head: Option<RulesTag>) -> Option<RulesTag> {

@@ -69,11 +69,15 @@ pub async fn report_lost(store: &dyn Store, lost: &[RecordId]) {
     }
     if lost.len() > NAMED {
         let (count, others) = (lost.len(), lost.len() - NAMED);
-        tracing::warn!(count, others, "more attempts were lost: `oncegate records list --state unknown` lists them");
+        tracing::warn!(
+            count,
+            others,
+            "more attempts may have been lost: `oncegate records list --state unknown` lists those that were"
+        );
     }
 }
 
 /// Whether the attempt has its end after all.
 fn is_over(record: Option<&Listed>) -> bool {
-    record.is_none_or(|found| found.record.state != State::Unknown)
+    record.is_none_or(|found| found.record.state == State::Completed)
 }

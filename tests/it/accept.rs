@@ -147,10 +147,7 @@ fn a_release_is_delivered_again_and_given_up_in_the_end() {
     assert_eq!(dead["attempts"], 4, "{dead}");
     assert!(dead["reason"].as_str().is_some_and(|reason| reason.contains("503")), "{dead}");
     assert_eq!(upstream.runs_of("never"), 4);
-    let again = gate.post("/charges", "never", "{}");
-    again.expect(202, "accepted");
-    // Nothing goes on by itself.
-    assert_eq!((again.get("location").as_ref(), again.get("retry-after")), (Some(&never), None), "{}", again.show());
+    assert_eq!(expect_accepted(&gate.post("/charges", "never", "{}")), never);
     // An operator queues it again.
     let id = never.rsplit('/').next().expect("a path has a last part");
     let listed = gate.admin("GET", "/api/v1/deliveries?state=dead", None).json();

@@ -11,8 +11,9 @@ use crate::cli::identity_changes::{
     ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_lost, report,
 };
 use crate::gate::coverage::LostKeys;
-use crate::gate::{Gate, KNOWN_AFTER, replaced_by};
-use crate::store::{Error, ErrorKind, Identity, IdentityChange, LiveKeys, NamespaceRules, Store};
+use crate::gate::{Gate, KNOWN_AFTER, replaces};
+use crate::store::{Error, ErrorKind, IdentityChange, LiveKeys, Store};
+use crate::telemetry::wall_clock;
 
 /// Between two tries to prepare a store that has gone away.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -39,12 +40,11 @@ pub(super) async fn at_start(
     // Looked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
     let mut found: Option<Forgotten> = None;
     let mut begun = None;
-    let mut replaced: Option<Vec<NamespaceRules>> = None;
+    let mut is_replacing = false;
     let changes = loop {
         let adopt = async {
-            if is_shared && replaced.is_none() {
-                replaced = Some(replaced_by(&store.identities().await?, gate.identity_rules()));
-            }
+            // Of what an earlier try adopted nothing is left to see.
+            is_replacing |= is_shared && replaces(&store.identities().await?, gate.identity_rules(), wall_clock());
             if may_be_unannounced && is_unannounced(&store.identities().await?, gate.identity_rules()) {
                 return Ok(Err(Unannounced));
             }
@@ -63,10 +63,7 @@ pub(super) async fn at_start(
             }
             match &found {
                 Some(found) if !accept_change && !found.lost.is_empty() => Ok(Ok(Vec::new())),
-                _ => {
-                    let replaced = replaced.as_deref().unwrap_or_default();
-                    adopt_between_gates(gate, store, replaced, accept_change).await.map(Ok)
-                }
+                _ => adopt_between_gates(gate, store, is_replacing, accept_change).await.map(Ok),
             }
         };
         // Another process may adopt, and where rules or routes changed that takes as long as there are records.
@@ -100,48 +97,21 @@ pub(super) async fn at_start(
     refuse(&forgotten, gate, store, written, Occasion::Start).await.map(|()| true)
 }
 
-/// Makes the store know the configuration, and gates that run with rules which it replaces claim nothing by them any more.
-/// What these have claimed at the last moment is in the way as what they claimed before is.
+/// Makes the store know the configuration. Where that replaces rules, or another gate has just replaced them, waits until
+/// gates that run with the former ones know, and claim nothing by them any more.
 async fn adopt_between_gates(
     gate: &Gate,
     store: &dyn Store,
-    replaced: &[NamespaceRules],
+    is_replacing: bool,
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Error> {
     let (origins, identities) = gate.identities();
-    let changes = store.adopt(origins.clone(), identities.clone(), accept_change).await?;
-    if replaced.is_empty() || !changes.is_empty() {
-        return Ok(changes);
+    let changes = store.adopt(origins, identities, accept_change).await?;
+    if is_replacing && changes.is_empty() {
+        tracing::info!(wait = ?KNOWN_AFTER, "rules of keys were replaced: waiting until gates that run with the former ones know");
+        sleep(KNOWN_AFTER).await;
     }
-    tracing::info!(wait = ?KNOWN_AFTER, "rules of keys were replaced: waiting until gates that run with the former ones know");
-    sleep(KNOWN_AFTER).await;
-    if accept_change {
-        return Ok(Vec::new());
-    }
-    let former = |namespace: &str| replaced.iter().find(|former| *former.namespace == *namespace);
-    // As if these namespaces went: so it is known what lives there.
-    let others = identities.into_iter().filter(|rules| former(&rules.namespace).is_none()).collect();
-    let mut late = store.changes(origins, others).await?;
-    late.retain_mut(|change| {
-        let former = former(&change.namespace).filter(|former| former.service == change.service);
-        if let Some((former, digest)) = former.and_then(|former| Some((former, former.digest?))) {
-            (change.digest, change.description) = (digest, former.description().cloned());
-        }
-        former.is_some()
-    });
-    if !late.is_empty() {
-        restore(gate, store, replaced).await?;
-    }
-    Ok(late)
-}
-
-/// Puts back on file what was there before.
-async fn restore(gate: &Gate, store: &dyn Store, replaced: &[NamespaceRules]) -> Result<(), Error> {
-    let is_replaced = |rules: &Identity| replaced.iter().any(|former| former.namespace == rules.namespace);
-    let (_, mut rules) = gate.identities();
-    rules.retain(|rules| !is_replaced(rules));
-    rules.extend(replaced.iter().filter_map(NamespaceRules::identity));
-    store.adopt(Vec::new(), rules, true).await.map(drop)
+    Ok(changes)
 }
 
 /// Refuses a reload after which routes would no longer take requests that have live keys. Claims that the next routes find
@@ -167,11 +137,8 @@ pub(super) async fn at_reload(
     patience: Duration,
 ) -> anyhow::Result<()> {
     let adopting = async {
-        let replaced = match is_shared {
-            true => replaced_by(&store.identities().await?, next.identity_rules()),
-            false => Vec::new(),
-        };
-        adopt_between_gates(next, store, &replaced, false).await
+        let is_replacing = is_shared && replaces(&store.identities().await?, next.identity_rules(), wall_clock());
+        adopt_between_gates(next, store, is_replacing, false).await
     };
     let failure = match timeout(patience, adopting).await {
         Ok(Ok(changes)) => {
@@ -288,33 +255,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_another_gate_claims_before_it_knows_of_other_rules_is_in_their_way() {
+    async fn a_gate_that_replaces_rules_serves_when_the_others_know() {
         let gate = |scope| gate_of(vec![route("charges", Mode::Protect, scope)]);
         let (former, new) = (gate("header:x-tenant"), gate("host"));
-        for (is_late, accept_change) in [(true, false), (true, true), (false, false)] {
-            let store = Memory::new();
-            let (origins, identities) = former.identities();
-            store.adopt(origins, identities, false).await.unwrap();
-            let before = store.identities().await.unwrap();
-            let replaced = replaced_by(&before, new.identity_rules());
-            assert_eq!(replaced, before);
-            let (changes, ()) = tokio::join!(adopt_between_gates(&new, &store, &replaced, accept_change), async {
-                sleep(KNOWN_AFTER / 2).await;
-                if is_late {
-                    claim(&store, &former).await;
-                }
-            });
-            let changes = changes.unwrap();
-            let on_file = store.identities().await.unwrap()[0].digest;
-            let digest = |gate: &Gate| Some(gate.identities().1[0].digest);
-            if !is_late || accept_change {
-                assert_eq!((changes.len(), on_file), (0, digest(&new)), "{is_late} {accept_change}");
-                continue;
-            }
-            assert_eq!((changes.len(), Some(changes[0].digest), changes[0].keys()), (1, digest(&former), 1));
-            assert_eq!(changes[0].description, before[0].description().cloned());
-            assert_eq!(on_file, digest(&former), "the gate that runs goes on");
-        }
+        let store = Memory::new();
+        let takes = async |gate: &Gate| {
+            let (began, on_file) = (tokio::time::Instant::now(), store.identities().await.unwrap());
+            let is_replacing = replaces(&on_file, gate.identity_rules(), wall_clock());
+            assert!(adopt_between_gates(gate, &store, is_replacing, false).await.unwrap().is_empty());
+            began.elapsed()
+        };
+        assert_eq!(takes(&former).await, Duration::ZERO, "the first");
+        assert_eq!(takes(&former).await, Duration::ZERO);
+        assert_eq!(takes(&new).await, KNOWN_AFTER);
+        assert_eq!(takes(&new).await, KNOWN_AFTER, "others may not know yet");
+        let later = wall_clock().plus(Duration::from_secs(3600));
+        assert!(!replaces(&store.identities().await.unwrap(), new.identity_rules(), later));
+        assert!(replaces(&store.identities().await.unwrap(), former.identity_rules(), later));
     }
 
     #[tokio::test(start_paused = true)]
