@@ -66,7 +66,7 @@ fn entries() -> impl Iterator<Item = Entry> {
         if text.last().is_some_and(|line| line.ends_with(':')) {
             text.truncate(text.iter().rposition(|line| line.is_empty()).unwrap_or_default());
         }
-        let summary = text.iter().position(|line| !line.is_empty()).map(|place| text.drain(..=place).last())??;
+        let summary = text.iter().position(|line| !line.is_empty()).map(|place| text.drain(..=place).next_back())??;
         Some(Entry { code, summary, text })
     })
 }
