@@ -151,8 +151,8 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &A
     }
     if is_held(state, &found).await? {
         return Err(Kind::OutcomeUnknown.because(
-            "nobody knows whether the request ran, so it is not delivered again. Find out first: resolve the record with \
-             `complete` where it ran; where it did not, with `release`, and then retry",
+            "the outcome of the request is unknown, so the gate does not deliver it again. Find out first: resolve the record \
+             with `complete` if it ran; if it did not, with `release`, and then retry",
         ));
     }
     let deed = Deed::Retry { found: &found, reason: &reason };
@@ -168,7 +168,7 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &A
     Ok(empty(StatusCode::NO_CONTENT))
 }
 
-/// Whether a dead one was given up because nobody knows whether it ran, and nobody has found out since.
+/// Whether the outcome of a dead one is unknown, and no operator has resolved it since.
 async fn is_held(state: &State, dead: &Delivery) -> Result<bool, Problem> {
     if !is_given_up_as_unknown(dead) {
         return Ok(false);

@@ -57,10 +57,7 @@ pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> R
         return Ok(json(StatusCode::OK, &Page { records: Vec::new(), next: None }));
     };
     let sifting = Sifting { store: &**store, filter, tags, prefixes };
-    let (records, next) = match sifting.is_needed() {
-        true => sifting.page(after, limit).await?,
-        false => sifting.found(after, limit).await.map(|(_, page)| (page.records, page.next))?,
-    };
+    let (records, next) = sifting.page(after, limit).await?;
     if records.is_empty()
         && next.is_none()
         && let Some(unused) = unused
@@ -83,20 +80,19 @@ struct Sifting<'a> {
 }
 
 impl Sifting<'_> {
-    fn is_needed(&self) -> bool {
-        self.tags.is_some() || !self.prefixes.is_empty()
-    }
-
     fn passes(&self, listed: &Listed) -> bool {
         let is_of = |tags: &[ScopeTag]| belongs(&listed.record, tags) == Belongs::Yes;
         begins(listed.id, &self.prefixes) && self.tags.as_deref().is_none_or(is_of)
     }
 
-    /// The first `limit` of them, or fewer. A store may look at all records for each page, so its pages are long.
+    /// The first `limit` of them, or fewer.
     async fn page(&self, mut after: Option<Cursor>, limit: usize) -> Result<(Vec<Listed>, Option<Cursor>), Problem> {
         let began = Instant::now();
+        // A store may look at all records for each page: where few of them are wanted, pages are long.
+        let sifts = self.tags.is_some() || !self.prefixes.is_empty();
+        let chunk = if sifts { limit.max(SIFTED) } else { limit };
         loop {
-            let (places, found) = self.found(after, limit.max(SIFTED)).await?;
+            let (places, found) = self.found(after, chunk).await?;
             if let Some(last) = places.get(limit - 1).filter(|_| places.len() > limit) {
                 // A page that ends with the last one has the place where the next begins.
                 let (_, found) = self.found(after, last + 1).await?;

@@ -120,7 +120,7 @@ impl Resolution {
         };
         // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
         match state.opened()?.settle(*id, record.attempt, end).await.map_err(unavailable)? {
-            // What was given up without an answer has one now. A release leaves it, to be retried.
+            // A completed request has its answer, so its delivery ends. A released one keeps its delivery, for a retry.
             Settled::Done { .. } => {
                 if matches!(self, Self::Complete(_)) && forget_before(state, found).await.is_err() {
                     tracing::warn!(record = %id, "the record is completed, and its delivery stays listed as dead until it is retried");

@@ -12,7 +12,7 @@ use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Route, Router};
-use crate::store::{Identity, IdentityChange, NamespaceRules, Origin};
+use crate::store::{Identity, IdentityChange, Origin};
 
 /// The scope of a route that named none, in versions of oncegate that kept no descriptions of rules.
 const FORMER_DEFAULT_SCOPE: [&str; 3] = ["host", "header:authorization", "header:x-api-key"];
@@ -91,19 +91,6 @@ impl<'a> IdentityRules<'a> {
             }
         }
         (origins, identities)
-    }
-
-    /// Those of these rules that others on file have replaced: gates with the one would not find what gates with the other
-    /// record. None where everything on file goes with these, and another gate has fewer namespaces.
-    pub(super) fn replaced(&self, on_file: &[NamespaceRules]) -> Vec<Identity> {
-        let (_, mut own) = self.adoption();
-        let on_file: Vec<&NamespaceRules> =
-            on_file.iter().filter(|found| found.digest.is_some() && found.service == *self.service()).collect();
-        if on_file.iter().all(|found| own.iter().any(|rules| found.goes_with(rules))) {
-            return Vec::new();
-        }
-        own.retain(|rules| !on_file.iter().any(|found| found.goes_with(rules)));
-        own
     }
 
     /// The rules that a change gives up: as they are described, or else those among the usual ones that have their digest.

@@ -21,27 +21,36 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// For how long rules count as just replaced: clocks may differ.
 const YOUNG: Duration = Duration::from_secs(60);
 
-/// How long after other rules are on file all gates know of them that have the former ones: the time of two looks and their
-/// answers.
+/// How long after other rules are on file the gates know of them that have the former ones, where the store answers their looks
+/// without delay.
 pub const KNOWN_AFTER: Duration = Duration::from_secs(2);
 
 /// Compares the rules of the current gate with those on file from time to time, and lets it claim nothing by rules that
 /// another gate has replaced. Never returns.
 pub async fn follow_rules(current: impl Fn() -> Arc<Gate>, metrics: Metrics) {
+    // A gate's rules never change, and are work to make.
+    let mut known: Option<(Arc<Gate>, Vec<Identity>)> = None;
     loop {
         sleep(LOOK).await;
-        current().look_at_rules(&metrics).await;
+        let gate = current();
+        let (gate, own) = match known.take().filter(|(known, _)| Arc::ptr_eq(known, &gate)) {
+            Some(known) => known,
+            None => (Arc::clone(&gate), gate.identities().1),
+        };
+        gate.look_at_rules(&own, &metrics).await;
+        known = Some((gate, own));
     }
 }
 
 impl Gate {
-    async fn look_at_rules(&self, metrics: &Metrics) {
-        // Where the store does not answer, it answers no claim either, or soon.
+    /// `own` are the rules of this gate.
+    async fn look_at_rules(&self, own: &[Identity], metrics: &Metrics) {
+        // It goes by the last answer until there is another.
         let Ok(Ok(on_file)) = timeout(PATIENCE, self.shared.store.identities()).await else { return };
-        let replaced = self.identity_rules().replaced(&on_file);
         // What a reload puts on file is this process's own.
         if self.is_newest() {
-            self.claim_nothing_by(&replaced, &on_file, metrics);
+            let on_file: Vec<&NamespaceRules> = of_service(&on_file, &self.settings.service).collect();
+            self.claim_nothing_by(&replaced(own, &on_file), &on_file, metrics);
         }
     }
 
@@ -54,7 +63,7 @@ impl Gate {
         }
     }
 
-    fn claim_nothing_by(&self, replaced: &[Identity], on_file: &[NamespaceRules], metrics: &Metrics) {
+    fn claim_nothing_by(&self, replaced: &[&Identity], on_file: &[&NamespaceRules], metrics: &Metrics) {
         metrics.rules_replaced(replaced.len());
         let digests: Vec<_> = replaced.iter().map(|rules| rules.digest).collect();
         let before = self.shared.replaced.load_full();
@@ -68,8 +77,7 @@ impl Gate {
         }
         for rules in replaced.iter().filter(|rules| !before.contains(&rules.digest)) {
             let namespace = &rules.namespace;
-            let is_same = |found: &NamespaceRules| found.service == rules.service && found.namespace == *namespace;
-            let is_gone = !on_file.iter().any(|found| found.digest.is_some() && is_same(found));
+            let is_gone = on_file.iter().all(|found| found.namespace != *namespace);
             let what = if is_gone { "no longer has this namespace" } else { "has other rules for this namespace" };
             tracing::error!(
                 service = %rules.service,
@@ -82,6 +90,20 @@ impl Gate {
     }
 }
 
+/// The rules of a service that are on file now.
+fn of_service<'a>(on_file: &'a [NamespaceRules], service: &str) -> impl Iterator<Item = &'a NamespaceRules> {
+    on_file.iter().filter(move |found| found.digest.is_some() && *found.service == *service)
+}
+
+/// Those of a gate's own rules that others on file have replaced: gates with the one would not find what gates with the other
+/// record. None where everything on file goes with the own ones, and another gate has fewer namespaces.
+fn replaced<'a>(own: &'a [Identity], on_file: &[&NamespaceRules]) -> Vec<&'a Identity> {
+    if on_file.iter().all(|found| own.iter().any(|rules| found.goes_with(rules))) {
+        return Vec::new();
+    }
+    own.iter().filter(|rules| !on_file.iter().any(|found| found.goes_with(rules))).collect()
+}
+
 /// Whether adopting these rules replaces others by which gates that run may still claim; or whether another gate has just
 /// replaced some, by the clock of this process.
 #[must_use]
@@ -92,8 +114,7 @@ pub fn replaces(on_file: &[NamespaceRules], rules: IdentityRules<'_>, now: Times
         let [.., _, last] = &found.periods[..] else { return false };
         last.since.plus(YOUNG) > now
     };
-    let of_service = on_file.iter().filter(|found| found.digest.is_some() && found.service == *rules.service());
-    of_service.into_iter().any(|found| !goes(found) || is_young(found))
+    of_service(on_file, rules.service()).any(|found| !goes(found) || is_young(found))
 }
 
 #[cfg(test)]
@@ -114,7 +135,7 @@ mod tests {
 
     async fn refuses(gate: &Gate) -> bool {
         let metrics = Metrics::new();
-        gate.look_at_rules(&metrics).await;
+        gate.look_at_rules(&gate.identities().1, &metrics).await;
         let refuses = gate.shared.replaced.load().contains(&gate.states["charges"].rules);
         let shown = format!("oncegate_replaced_rules {}", gate.shared.replaced.load().len());
         assert!(metrics.encode().lines().any(|line| line == shown), "{shown}");

@@ -34,8 +34,6 @@ pub(super) async fn at_start(
     signals: &mut Signals,
 ) -> anyhow::Result<bool> {
     let accept_change = accepting.is_some();
-    // No other gate runs on a store that is not shared.
-    let may_be_unannounced = is_shared && !accept_change;
     let (origins, identities) = gate.identities();
     // Looked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
     let mut found: Option<Forgotten> = None;
@@ -43,10 +41,14 @@ pub(super) async fn at_start(
     let mut is_replacing = false;
     let changes = loop {
         let adopt = async {
-            // Of what an earlier try adopted nothing is left to see.
-            is_replacing |= is_shared && replaces(&store.identities().await?, gate.identity_rules(), wall_clock());
-            if may_be_unannounced && is_unannounced(&store.identities().await?, gate.identity_rules()) {
-                return Ok(Err(Unannounced));
+            // No other gate runs on a store that is not shared.
+            if is_shared {
+                let on_file = store.identities().await?;
+                if !accept_change && is_unannounced(&on_file, gate.identity_rules()) {
+                    return Ok(Err(Unannounced));
+                }
+                // Of what an earlier try adopted nothing is left to see.
+                is_replacing |= replaces(&on_file, gate.identity_rules(), wall_clock());
             }
             if found.is_none() {
                 let lost = look_for_lost(store, gate.identity_rules()).await?;
