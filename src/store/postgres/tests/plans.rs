@@ -118,6 +118,17 @@ async fn all_goes_by_index_whatever_the_server_knows() {
 }
 
 #[tokio::test]
+async fn a_check_of_writes_is_too_cheap_to_be_compiled() {
+    let Some(database) = database() else { return };
+    let check = write_check::CHECK_WRITES.sql.replace("$1", "'\\x01'::bytea").replace("$2", "'\\x02'::bytea");
+    let plan = database.value(&format!("EXPLAIN (COSTS, FORMAT JSON) {check}"));
+    let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+    let cost = plan[0]["Plan"]["Total Cost"].as_f64().unwrap();
+    let limit: f64 = database.value("SHOW jit_above_cost").parse().unwrap();
+    assert!(cost < limit / 100.0, "{cost} of {limit}: {plan}");
+}
+
+#[tokio::test]
 async fn a_few_records_are_listed_by_their_index() {
     let Some(database) = database() else { return };
     let (client, _) = explained(&database.url).await;
