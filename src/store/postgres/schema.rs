@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 12] = [
+const MIGRATIONS: [Migration; 13] = [
     Migration {
         version: 1,
         name: "records",
@@ -93,6 +93,12 @@ const MIGRATIONS: [Migration; 12] = [
         version: 12,
         name: "standing_deliveries",
         sql: include_str!("../../../migrations/postgres/0012_standing_deliveries.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 13,
+        name: "long_queues",
+        sql: include_str!("../../../migrations/postgres/0013_long_queues.sql"),
         compatible_with: 1,
     },
 ];
