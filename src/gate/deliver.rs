@@ -32,8 +32,10 @@ const HOLD: Duration = Duration::from_secs(10);
 /// How often to look for what is due, where nothing says that something is.
 const POLL: Duration = Duration::from_millis(500);
 
-/// How often to look whether a route has deliveries that accepts none any more.
+/// How often to look whether a route has deliveries that accepts none any more; and the pause in times of what a look took, since
+/// it reads the whole queue.
 const LEFT_OVER: Duration = Duration::from_secs(30);
+const PAUSE_FOR_EACH: u32 = 50;
 
 /// How many deliveries, and bytes of them, to take at a time.
 const BATCH: usize = 64;
@@ -76,15 +78,16 @@ pub async fn deliver_accepted(
 ) {
     let mut routes: HashMap<Arc<str>, tokio::task::AbortHandle> = HashMap::new();
     let mut tasks = JoinSet::new();
-    let (mut left_over, mut looked) = (Vec::new(), None::<Instant>);
+    let (mut left_over, mut next_look) = (Vec::new(), Instant::now());
     loop {
         let gate = current();
         if gate.shared.store.deliveries().is_none() {
             return;
         }
-        if looked.is_none_or(|looked| looked.elapsed() >= LEFT_OVER) {
-            looked = Some(Instant::now());
+        let began = Instant::now();
+        if began >= next_look {
             left_over = gate.routes_with_deliveries().await;
+            next_look = Instant::now() + LEFT_OVER.max(PAUSE_FOR_EACH * began.elapsed());
         }
         while tasks.try_join_next().is_some() {}
         routes.retain(|_, task| !task.is_finished());

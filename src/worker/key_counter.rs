@@ -4,13 +4,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::Worker;
+use super::{PAUSE_FOR_EACH, Worker};
 
 /// The shortest time between two counts.
 const PAUSE: Duration = Duration::from_secs(15);
-
-/// The pause after a count, in times of what it took: a large store is counted more rarely.
-const PAUSE_FOR_EACH: u32 = 20;
 
 pub(super) async fn run(mut worker: Worker) {
     let Some(keeper) = worker.keeper.clone() else { return };

@@ -4,18 +4,38 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Worker, every};
+use super::{PAUSE_FOR_EACH, Worker, every};
+
+/// Counts of one kind, which read all there is.
+#[derive(Default)]
+struct Counting {
+    /// Not before then.
+    next: Option<Instant>,
+}
+
+impl Counting {
+    async fn unless_too_soon<T>(&mut self, count: impl Future<Output = T>) -> Option<T> {
+        let began = Instant::now();
+        if self.next.is_some_and(|next| began < next) {
+            return None;
+        }
+        let counted = count.await;
+        self.next = Some(Instant::now() + PAUSE_FOR_EACH * began.elapsed());
+        Some(counted)
+    }
+}
 
 pub(super) async fn run(mut worker: Worker) {
+    let (mut of_records, mut of_deliveries) = (Counting::default(), Counting::default());
     let mut ticks = every(worker.settings.sweep_every);
     while worker.unless_shut_down(ticks.tick()).await {
         sweep(&mut worker).await;
         sweep_audit(&mut worker).await;
-        look_after_deliveries(&mut worker).await;
+        look_after_deliveries(&mut worker, &mut of_deliveries).await;
         if *worker.shutdown.borrow() {
             return;
         }
-        if let Ok(counts) = worker.store.count().await {
+        if let Some(Ok(counts)) = of_records.unless_too_soon(worker.store.count()).await {
             worker.metrics.records_counted(counts);
         }
     }
@@ -51,7 +71,7 @@ async fn sweep_audit(worker: &mut Worker) {
 }
 
 /// The same with deliveries that were given up, and counts those that are there.
-async fn look_after_deliveries(worker: &mut Worker) {
+async fn look_after_deliveries(worker: &mut Worker, counting: &mut Counting) {
     let store = Arc::clone(&worker.store);
     let Some(deliveries) = store.deliveries() else { return };
     let limit = worker.settings.batch;
@@ -60,7 +80,7 @@ async fn look_after_deliveries(worker: &mut Worker) {
             return;
         }
     }
-    if let Ok(counts) = deliveries.count_deliveries().await {
+    if let Some(Ok(counts)) = counting.unless_too_soon(deliveries.count_deliveries()).await {
         worker.metrics.deliveries().counted(&counts);
     }
 }

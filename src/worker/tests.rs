@@ -20,6 +20,8 @@ struct Fake {
     sweep: Mutex<VecDeque<Result<usize, ErrorKind>>>,
     sweeps_at: Mutex<Vec<Duration>>,
     sweep_takes: Duration,
+    counts_at: Mutex<Vec<Duration>>,
+    count_takes: Duration,
     limits: Mutex<Vec<usize>>,
     expires: AtomicUsize,
     panics: AtomicUsize,
@@ -52,6 +54,9 @@ impl Store for Fake {
         next(&self.sweep)
     }
     async fn count(&self) -> Result<[u64; 3], Error> {
+        let began = *self.began.lock().unwrap().get_or_insert_with(Instant::now);
+        self.counts_at.lock().unwrap().push(began.elapsed());
+        sleep(self.count_takes).await;
         Ok([7, 8, 9])
     }
     async fn claim(&self, _: RecordId, _: Fresh) -> Result<Claim, Error> {
@@ -147,6 +152,16 @@ async fn a_sweep_leaves_two_thirds_of_the_store_to_requests() {
     let running = start(Fake { sweep, sweep_takes: Duration::from_millis(10), ..Fake::default() });
     sleep(Duration::from_secs(1)).await;
     assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 30, 60].map(Duration::from_millis));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_count_of_a_large_store_takes_a_fiftieth_of_the_time() {
+    let running = start(Fake { count_takes: Duration::from_secs(1), ..Fake::default() });
+    sleep(Duration::from_secs(110)).await;
+    assert_eq!(*running.store.counts_at.lock().unwrap(), [0, 60].map(Duration::from_secs), "at the next look");
+    let running = start(Fake { count_takes: Duration::from_millis(100), ..Fake::default() });
+    sleep(Duration::from_secs(25)).await;
+    assert_eq!(running.store.counts_at.lock().unwrap().len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
