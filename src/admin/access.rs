@@ -59,12 +59,13 @@ impl Asker {
     }
 }
 
-/// Says who asks. Refuses what a web page may have sent, and, where there are tokens, what carries none of them.
+/// Says who asks. Refuses what a web page may have sent, and, where there are tokens, what carries none of them. `takes_body` says
+/// that the method is POST, and something is there that takes it.
 pub(super) fn check(
     tokens: &Tokens,
     throttle: &Throttle,
     client: SocketAddr,
-    method: &Method,
+    takes_body: bool,
     headers: &HeaderMap,
 ) -> Result<Asker, Refused> {
     let from_a_page = |kind: Kind, why: &str| Err(Refused(AdminRefusal::WebPage, kind.because(why)));
@@ -85,7 +86,7 @@ pub(super) fn check(
         return from_a_page(Kind::Forbidden, why);
     };
     // Types that a page can send without asking first are refused.
-    if method == Method::POST && !only(headers, &CONTENT_TYPE).is_some_and(is_json) {
+    if takes_body && !only(headers, &CONTENT_TYPE).is_some_and(is_json) {
         return from_a_page(Kind::UnsupportedMediaType, "send `Content-Type: application/json`");
     }
     Ok(asker)
@@ -172,7 +173,7 @@ mod tests {
 
     fn status(token: Option<&str>, method: &Method, sent: &[(&str, &str)]) -> StatusCode {
         let tokens = tokens(token.as_slice());
-        match check(&tokens, &Throttle::default(), client("192.0.2.1"), method, &headers(sent)) {
+        match check(&tokens, &Throttle::default(), client("192.0.2.1"), method == Method::POST, &headers(sent)) {
             Ok(_) => StatusCode::OK,
             Err(Refused(_, problem)) => Answer::from(problem).status(),
         }
@@ -181,7 +182,7 @@ mod tests {
     /// What each request with such a token from one address comes to.
     fn presented(tokens: &Tokens, throttle: &Throttle, ip: &str, token: &str) -> Result<(), AdminRefusal> {
         let sent = headers(&[("host", "localhost"), ("authorization", &format!("Bearer {token}"))]);
-        check(tokens, throttle, client(ip), &Method::GET, &sent).map(|_| ()).map_err(|Refused(reason, _)| reason)
+        check(tokens, throttle, client(ip), false, &sent).map(|_| ()).map_err(|Refused(reason, _)| reason)
     }
 
     #[tokio::test(start_paused = true)]
@@ -208,7 +209,7 @@ mod tests {
         }
         tokio::time::advance(std::time::Duration::from_millis(2500)).await;
         let sent = headers(&[("host", "localhost"), ("authorization", "Bearer wrong")]);
-        let Refused(_, problem) = check(&tokens, &throttle, client("192.0.2.1"), &Method::GET, &sent).unwrap_err();
+        let Refused(_, problem) = check(&tokens, &throttle, client("192.0.2.1"), false, &sent).unwrap_err();
         let answer = Answer::from(problem);
         assert_eq!(
             (answer.status(), &answer.headers()["retry-after"]),

@@ -53,6 +53,8 @@ pub(super) enum Kind {
     RequestTimeout,
     /// The record is not unknown, so that there is nothing to resolve.
     NotUnknown,
+    /// The configuration has no place for it.
+    NotConfigured,
     /// The record is unknown, and has to be resolved first.
     OutcomeUnknown,
     RequestTooLarge,
@@ -77,6 +79,7 @@ impl Kind {
             Self::MethodNotAllowed(_) => "method-not-allowed",
             Self::RequestTimeout => "request-timeout",
             Self::NotUnknown => "not-unknown",
+            Self::NotConfigured => "not-configured",
             Self::OutcomeUnknown => "outcome-unknown",
             Self::RequestTooLarge => "request-too-large",
             Self::UnsupportedMediaType => "unsupported-media-type",
@@ -96,7 +99,7 @@ impl Kind {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::NotUnknown | Self::OutcomeUnknown => StatusCode::CONFLICT,
+            Self::NotUnknown | Self::NotConfigured | Self::OutcomeUnknown => StatusCode::CONFLICT,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Throttled(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -114,6 +117,7 @@ impl Kind {
             Self::MethodNotAllowed(_) => "The method is not allowed here",
             Self::RequestTimeout => "The request took too long to arrive",
             Self::NotUnknown => "The record is not unknown",
+            Self::NotConfigured => "The configuration has no place for this",
             Self::OutcomeUnknown => "The outcome of the request is unknown",
             Self::RequestTooLarge => "The request is too large",
             Self::UnsupportedMediaType => "The content type is not supported",

@@ -13,7 +13,8 @@ use super::endpoints::{Endpoint, REVEALING, Resource};
 use super::readiness::STORE_UNAVAILABLE;
 use super::tokens::Role;
 use super::{
-    Observations, RouteList, State, audit, bulk, deliveries, openapi, page, records, reload, reseal, resolve, stats,
+    Observations, RouteList, State, audit, bulk, deliveries, openapi, page, query, records, reload, reseal, resolve,
+    stats,
 };
 use crate::idempotency::record::RecordId;
 
@@ -41,7 +42,9 @@ async fn dispatch(
         Asker::anybody(address)
     } else {
         let (configured, headers) = (state.configured.load(), request.headers());
-        let checked = access::check(&configured.tokens, &state.throttle, address, request.method(), headers);
+        let is_there = found.is_some_and(|(endpoint, _)| endpoint.right(request.method()).is_some());
+        let takes_body = is_there && request.method() == Method::POST;
+        let checked = access::check(&configured.tokens, &state.throttle, address, takes_body, headers);
         checked.map_err(|refused| state.refused(refused))?
     };
     if asker.has_token() {
@@ -63,7 +66,7 @@ async fn dispatch(
     match endpoint.resource {
         Resource::Page(file) => Ok(page::answer(file, request.headers())),
         Resource::Livez => Ok(json(StatusCode::OK, &json!({ "status": "live" }))),
-        Resource::Readyz => Ok(readyz(state, query).await),
+        Resource::Readyz => readyz(state, query).await,
         Resource::Metrics => Ok(metrics(state).await),
         Resource::OpenApi => Ok(openapi::answer()),
         Resource::Routes => Ok(json(StatusCode::OK, &RouteList { routes: &state.configured.load().routes })),
@@ -79,9 +82,12 @@ async fn dispatch(
         Resource::Resume => deliveries::pause(state, request.into_body(), false, &asker).await,
         Resource::PurgeAll => bulk::purge(state, request.into_body(), &asker).await,
         Resource::ResolveAll => bulk::resolve(state, request.into_body(), &asker).await,
-        Resource::Reseal => reseal::reseal(state, query, &asker).await,
+        Resource::Reseal => {
+            let after = reseal::after(query)?;
+            reseal::reseal(state, after, request.into_body(), &asker).await
+        }
         Resource::Audit => audit::list(state, query, &asker).await,
-        Resource::Reload => reload::reload(state, &asker).await,
+        Resource::Reload => reload::reload(state, request.into_body(), &asker).await,
     }
 }
 
@@ -103,9 +109,14 @@ fn observed(state: &State, asker: &Asker) -> Answer {
 }
 
 /// With `store=optional`, a gate whose store is away is ready too: it forwards and replays what it can.
-async fn readyz(state: &State, query: Option<&str>) -> Answer {
-    let is_store_optional = query.is_some_and(|query| query.split('&').any(|part| part == "store=optional"));
-    match state.why_not_ready().await {
+async fn readyz(state: &State, query: Option<&str>) -> Result<Answer, Problem> {
+    let mut stores = query.unwrap_or_default().split('&').filter_map(|part| part.strip_prefix("store="));
+    let store = stores.next();
+    if store.is_some_and(|store| store != "optional") || stores.next().is_some() {
+        return Err(query::bad("store", "must be `optional`, or left out"));
+    }
+    let is_store_optional = store.is_some();
+    Ok(match state.why_not_ready().await {
         None => {
             let away = state.store.get().map(|store| store.away()).unwrap_or_default();
             match away.is_empty() {
@@ -120,7 +131,7 @@ async fn readyz(state: &State, query: Option<&str>) -> Answer {
             json(StatusCode::OK, &json!({ "status": "ready", "reason": reason }))
         }
         Some(reason) => json(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "not-ready", "reason": reason })),
-    }
+    })
 }
 
 async fn metrics(state: &State) -> Answer {

@@ -186,7 +186,7 @@ impl<'a> Bulk<'a> {
         }
         gone_through?;
         match unused.filter(|_| report.found_nothing()) {
-            Some(unused) => Err(bad(&unused)),
+            Some(unused) => Err(Kind::NotFound.because(unused)),
             None => Ok(json(StatusCode::OK, &report)),
         }
     }

@@ -11,6 +11,7 @@ use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty, json};
 use super::audit::Deed;
+use super::forms;
 use super::query::{DEFAULT_LIMIT, bad, limit, pairs, unknown};
 use super::records::{absent, check_reason, unavailable};
 use super::resolve::receive;
@@ -28,8 +29,10 @@ pub(super) const STATES: [&str; 2] = ["queued", "dead"];
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RouteBody {
+    #[schemars(length(min = 1))]
     route: String,
     #[serde(default)]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE))]
     reason: String,
 }
 
@@ -38,6 +41,7 @@ pub(super) struct RouteBody {
 #[serde(deny_unknown_fields)]
 pub(super) struct RetryBody {
     #[serde(default)]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE))]
     reason: String,
 }
 
@@ -125,7 +129,7 @@ pub(super) async fn pause(state: &State, body: Incoming, is_paused: bool, asker:
     let store = state.opened()?;
     let origin = state.origin_of(&route).ok_or_else(|| Kind::NotFound.because("there is no route of this name"))?;
     if is_paused && !state.may_deliver(&route).await? {
-        return Err(Kind::BadRequest.because(
+        return Err(Kind::NotConfigured.because(
             "the route accepts no requests and has none to deliver: there is nothing to hold back. What it protects goes to \
              the upstream at once",
         ));

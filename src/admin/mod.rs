@@ -11,6 +11,7 @@ mod bulk;
 mod clients;
 mod deliveries;
 mod endpoints;
+mod forms;
 mod openapi;
 mod page;
 mod query;

@@ -12,6 +12,7 @@ use super::audit::{Action, EntryPage};
 use super::bulk::{PurgeBody, Report, ResolveAllBody};
 use super::deliveries::{Page as DeliveryPage, RetryBody, RouteBody, STATES};
 use super::endpoints::{ENDPOINTS, Endpoint, Resource};
+use super::forms;
 use super::query::{DEFAULT_LIMIT, MAX_LIMIT};
 use super::records::Page;
 use super::reload::ReloadReport;
@@ -20,7 +21,7 @@ use super::resolve::ResolveBody;
 use super::stats::Stats;
 use super::tokens::Role;
 use super::view::RecordView;
-use super::wanted::Wanted;
+use super::wanted::{MAX_KEY, Wanted};
 use super::{Observations, RouteList};
 use crate::idempotency::record::State;
 
@@ -170,12 +171,12 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
             Operation::read("listObserved", summary, schemas.of::<Observations>())
         }
         Resource::Records => {
-            let parameters = Wanted::NAMES.map(filter).into_iter().chain(paging());
+            let parameters = Wanted::NAMES.map(filter).into_iter().chain(paging(forms::RECORD_CURSOR));
             Operation::read("listRecords", "Records, newest first.", schemas.of::<Page>()).with(parameters.collect())
         }
         Resource::Record if *method == Method::DELETE => Operation {
             answers: vec![(StatusCode::NO_CONTENT, "The record is gone, and its key is free.", None)],
-            parameters: vec![parameter("reason", json!({ "type": "string" }), "Why; for the audit log.")],
+            parameters: vec![parameter("reason", pattern(forms::REASON), "Why; for the audit log.")],
             ..Operation::read("purgeRecord", "Remove a record: its key is free, and a retry runs again.", Value::Null)
         },
         Resource::Record => {
@@ -209,7 +210,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
             let own = [filter("route"), parameter("state", state, "Where the delivery stands.")];
             let summary = "Accepted requests that are to be delivered, in the order of acceptance.";
             Operation::read("listDeliveries", summary, schemas.of::<DeliveryPage>())
-                .with(own.into_iter().chain(paging()).collect())
+                .with(own.into_iter().chain(paging(forms::CURSOR)).collect())
         }
         Resource::Pause => Operation {
             answers: vec![(StatusCode::NO_CONTENT, "The route is paused.", None)],
@@ -241,12 +242,12 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
             let by = json!({ "type": "string", "minLength": 1, "maxLength": 128 });
             let record = record_id();
             let own = [
-                parameter("since", json!({ "type": "string", "minLength": 1 }), "A duration, or a time by RFC 3339."),
+                parameter("since", pattern(forms::SINCE), "A duration, or a time by RFC 3339."),
                 parameter("action", action, "What was done."),
                 parameter("record", record, "The record that it was done to."),
                 parameter("by", by, "The name of the token."),
             ];
-            let parameters = own.into_iter().chain(paging());
+            let parameters = own.into_iter().chain(paging(forms::CURSOR));
             Operation::read("listAudit", "Audit entries, newest first.", schemas.of::<EntryPage>())
                 .with(parameters.collect())
         }
@@ -269,7 +270,12 @@ fn nothing() -> Value {
 
 /// The id of a record.
 fn record_id() -> Value {
-    json!({ "type": "string", "pattern": "^[0-9A-Fa-f]{64}$" })
+    pattern(forms::ID)
+}
+
+/// A text of this form.
+fn pattern(pattern: &str) -> Value {
+    json!({ "type": "string", "pattern": pattern })
 }
 
 fn parameter(name: &str, schema: Value, description: &str) -> Value {
@@ -282,20 +288,26 @@ fn filter(name: &str) -> Value {
     let (schema, description) = match name {
         "state" => (json!({ "enum": State::ALL.map(State::as_str) }), "Where the record stands."),
         "route" => (text(), "The name of the route that claimed it."),
-        "key" => (text(), "The whole key. Needs the role operator."),
-        "id" => (json!({ "type": "string", "pattern": "^[0-9A-Fa-f]{1,64}$" }), "The beginning of the id."),
-        "older_than" => (text(), "Claimed longer ago than this duration, such as 90s or 7d."),
-        "since" => (text(), "Claimed within this duration, or after this time by RFC 3339."),
-        _ => (text(), "A part of the scope and its value, such as header:X-Tenant=acme. Needs the role operator."),
+        "key" => (
+            json!({ "type": "string", "maxLength": MAX_KEY, "pattern": forms::KEY }),
+            "The whole key. Needs the role operator.",
+        ),
+        "id" => (pattern(forms::ID_PREFIX), "The beginning of the id."),
+        "older_than" => (pattern(forms::DURATION), "Claimed longer ago than this duration, such as 90s or 7d."),
+        "since" => (pattern(forms::SINCE), "Claimed within this duration, or after this time by RFC 3339."),
+        _ => (
+            pattern(forms::SCOPE),
+            "A part of the scope and its value, such as header:X-Tenant=acme. Needs the role operator.",
+        ),
     };
     parameter(name, schema, description)
 }
 
-fn paging() -> [Value; 2] {
+fn paging(cursor: &str) -> [Value; 2] {
     let limit = json!({ "type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT });
     [
         parameter("limit", limit, "How many at most."),
-        parameter("cursor", json!({ "type": "string", "minLength": 1 }), "The `next` of the page before."),
+        parameter("cursor", pattern(cursor), "The `next` of the page before."),
     ]
 }
 

@@ -62,7 +62,7 @@ pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> R
         && next.is_none()
         && let Some(unused) = unused
     {
-        return Err(Kind::BadRequest.because(unused));
+        return Err(Kind::NotFound.because(unused));
     }
     let on_file = store.identities().await.map_err(unavailable)?;
     let next = next.map(|next| next.to_string());

@@ -1,6 +1,7 @@
 //! `POST /api/v1/reload`: the process reads its configuration again, and the answer says what came of it.
 
 use http::StatusCode;
+use hyper::body::Incoming;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -9,6 +10,7 @@ use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 use super::audit::{self, Deed, Outcome};
+use super::resolve::receive_nothing;
 
 /// Asks the process to read its configuration again, and takes the report.
 pub type ReloadRequest = oneshot::Sender<ReloadReport>;
@@ -47,7 +49,8 @@ pub struct ReloadProblem {
 }
 
 /// Has the configuration read again.
-pub(super) async fn reload(state: &State, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn reload(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
+    receive_nothing(body).await?;
     let (reply, report) = oneshot::channel();
     let reloads = state.reloads.get().ok_or_else(|| Kind::NotReady.because("the gate is starting"))?;
     let stopping = || Kind::NotReady.because("the gate is stopping");

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use hyper::body::Incoming;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -11,6 +12,7 @@ use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 use super::audit::{self, Deed, Outcome};
 use super::records::unavailable;
+use super::resolve::receive_nothing;
 use crate::idempotency::record::RecordId;
 
 /// How long one request goes on. The records that are left then are for the next one.
@@ -31,16 +33,26 @@ pub(super) struct ResealReport {
     after: Option<String>,
 }
 
-pub(super) async fn reseal(state: &State, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
+/// Where to go on, of a query.
+pub(super) fn after(query: Option<&str>) -> Result<Option<RecordId>, Problem> {
     let wrong = || Kind::BadRequest.because("the one query parameter is `after`: the `after` of an answer");
-    let after = match query {
-        None | Some("") => None,
-        Some(query) => Some(query.strip_prefix("after=").and_then(RecordId::parse).ok_or_else(wrong)?),
-    };
+    match query {
+        None | Some("") => Ok(None),
+        Some(query) => query.strip_prefix("after=").and_then(RecordId::parse).map(Some).ok_or_else(wrong),
+    }
+}
+
+pub(super) async fn reseal(
+    state: &State,
+    after: Option<RecordId>,
+    body: Incoming,
+    asker: &Asker,
+) -> Result<Answer, Problem> {
+    receive_nothing(body).await?;
     state.opened()?;
     let Some(keeper) = state.keeper.get() else {
         return Err(
-            Kind::BadRequest.because("this gate has no `store.encryption_keys`: there is no key to encrypt with")
+            Kind::NotConfigured.because("this gate has no `store.encryption_keys`: there is no key to encrypt with")
         );
     };
     let _turn = state.change_slot()?;

@@ -5,18 +5,22 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use http::StatusCode;
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
-use http::{StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
-use schemars::JsonSchema;
-use serde::Deserialize;
+use schemars::generate::SchemaGenerator;
+use schemars::{JsonSchema, Schema};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Number, Value};
 
 use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty};
 use super::audit::Deed;
 use super::deliveries::forget_before;
+use super::forms;
 use super::records::{absent, check_reason, find, unavailable};
 use crate::idempotency::codec::{self, Content};
 use crate::idempotency::record::{self, Record, RecordId};
@@ -35,20 +39,54 @@ const MAX_HEADERS: usize = 256;
 const OWN: [&str; 5] =
     ["idempotency-status", "idempotent-replayed", "idempotency-expires", "idempotency-attempt", "idempotency-control"];
 
+/// They speak of one connection or one message, not of the answer: what replays it writes its own.
+const FRAMING: [HeaderName; 6] = [CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
+const OF_THE_HOP: [&str; 3] = ["keep-alive", "proxy-connection", "proxy-authenticate"];
+
 /// How an operator may say that an attempt ended: see [`Resolution`].
 pub(super) const ACTIONS: [&str; 2] = ["release", "complete"];
 
 /// The body of a request to resolve. One flat struct: serde cannot read exact numbers in a tagged enum.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("oneOf" = forms::by_action()))]
 pub(super) struct ResolveBody {
     #[schemars(extend("enum" = ACTIONS))]
     action: String,
+    #[serde(default, deserialize_with = "whole")]
+    #[schemars(schema_with = "status_form")]
     status: Option<u16>,
+    #[schemars(schema_with = "headers_form")]
     headers: Option<Vec<(String, String)>>,
+    #[schemars(schema_with = "body_form")]
     body_base64: Option<String>,
     #[serde(default)]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE))]
     reason: String,
+}
+
+/// A whole number, also as `200.0`: JSON knows one kind of numbers (RFC 8259, section 6).
+pub(super) fn whole<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u16>, D::Error> {
+    let Some(number) = Option::<Number>::deserialize(value)? else { return Ok(None) };
+    let whole = number.as_f64().filter(|number| number.fract() == 0.0 && (0.0..=65535.0).contains(number));
+    whole.map(|number| Some(number as u16)).ok_or_else(|| D::Error::custom("no status"))
+}
+
+pub(super) fn status_form(_: &mut SchemaGenerator) -> Schema {
+    form(forms::status())
+}
+
+pub(super) fn headers_form(_: &mut SchemaGenerator) -> Schema {
+    let framing = FRAMING.iter().map(HeaderName::as_str);
+    form(forms::headers(&framing.chain(OF_THE_HOP).chain(OWN).collect::<Vec<_>>()))
+}
+
+pub(super) fn body_form(_: &mut SchemaGenerator) -> Schema {
+    form(forms::base64())
+}
+
+fn form(schema: Value) -> Schema {
+    Schema::try_from(schema).unwrap_or_default()
 }
 
 /// How the operator says that the attempt ended.
@@ -144,6 +182,16 @@ fn not_unknown(record: &Record, now: record::Timestamp) -> Problem {
     })
 }
 
+/// Receives the body of a request that has nothing to say: none, or an empty object.
+pub(super) async fn receive_nothing(body: Incoming) -> Result<(), Problem> {
+    let body = receive(body).await?;
+    let is_nothing =
+        body.is_empty() || serde_json::from_slice::<Map<String, Value>>(&body).is_ok_and(|body| body.is_empty());
+    is_nothing
+        .then_some(())
+        .ok_or_else(|| Kind::BadRequest.because("the body must be `{}`: there is nothing to say here"))
+}
+
 pub(super) async fn receive(body: Incoming) -> Result<Bytes, Problem> {
     let too_large = || Kind::RequestTooLarge.because(format!("the body is larger than {MAX_BODY} bytes"));
     // What announces that it is too large is not waited for.
@@ -205,10 +253,7 @@ fn given_answer(
 fn given_header((name, value): &(String, String)) -> Result<(HeaderName, HeaderValue), Problem> {
     let bad = |what: &str| Kind::BadRequest.because(format!("`headers`: `{}` {what}", name.escape_debug()));
     let parsed = HeaderName::from_bytes(name.as_bytes()).map_err(|_| bad("is not a header name"))?;
-    // They speak of one connection or one message, not of the answer: what replays it writes its own.
-    const FRAMING: [HeaderName; 6] = [CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
-    const OF_THE_HOP: [&str; 2] = ["keep-alive", "proxy-connection"];
-    if FRAMING.contains(&parsed) || OF_THE_HOP.contains(&parsed.as_str()) || parsed == header::PROXY_AUTHENTICATE {
+    if FRAMING.contains(&parsed) || OF_THE_HOP.contains(&parsed.as_str()) {
         return Err(bad("cannot be given: it is not part of an answer that is kept"));
     }
     if OWN.contains(&parsed.as_str()) {
@@ -236,6 +281,14 @@ mod tests {
     }
 
     #[test]
+    fn a_status_is_a_whole_number_however_it_is_written() {
+        for status in ["200", "200.0", "2e2"] {
+            let (resolution, _) = parse(format!(r#"{{"action":"complete","status":{status}}}"#).as_bytes()).unwrap();
+            assert!(matches!(resolution, Resolution::Complete(_)), "{status}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_an_answer_is_refused() {
         for (body, said) in [
             ("", "line 1"),
@@ -244,6 +297,7 @@ mod tests {
             (r#"{"action":"complete"}"#, "`status` must be"),
             (r#"{"action":"complete","status":101}"#, "`status` must be"),
             (r#"{"action":"complete","status":600}"#, "`status` must be"),
+            (r#"{"action":"complete","status":200.5}"#, "not of the form"),
             (r#"{"action":"complete","status":200,"body_base64":"*"}"#, "`body_base64` is not"),
             (r#"{"action":"complete","status":204,"body_base64":"eA=="}"#, "has no body"),
             (r#"{"action":"complete","status":200,"headers":[["a b","c"]]}"#, "is not a header name"),

@@ -11,7 +11,7 @@ use crate::idempotency::record::{self, RecordId, Timestamp};
 use crate::store::{Filter, IdPrefix, Since};
 
 /// Longest key that can be looked up, in characters: longer than any route lets in by default.
-const MAX_KEY: usize = 4096;
+pub(super) const MAX_KEY: usize = 4096;
 
 /// What a record must be. Everything that is set must hold.
 #[derive(Debug, Default, PartialEq)]
@@ -133,6 +133,12 @@ pub(super) fn since(value: &str) -> Option<Since> {
 
 /// A time by UTC, as RFC 3339 writes it.
 pub(super) fn parse_time(value: &str) -> Option<Timestamp> {
+    // The library ignores what comes after the seconds and a `Z`.
+    let (_, fraction) = value.strip_suffix('Z').unwrap_or(value).split_at_checked("2026-01-31T22:00:00".len())?;
+    let is_fraction = |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    if !fraction.is_empty() && !fraction.strip_prefix('.').is_some_and(is_fraction) {
+        return None;
+    }
     let time = humantime::parse_rfc3339_weak(value).ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     Some(Timestamp(u64::try_from(time.as_millis()).ok()?))
 }
@@ -148,7 +154,17 @@ mod tests {
         for text in ["2026-01-01T00:00:00.123Z", "2026-01-01 00:00:00.123"] {
             assert_eq!(since(text), at, "{text}");
         }
-        for text in ["", "soon", "3", "2026-01-01", "2026-13-01T00:00:00Z", "1969-01-01T00:00:00Z"] {
+        for text in [
+            "",
+            "soon",
+            "3",
+            "2026-01-01",
+            "2026-13-01T00:00:00Z",
+            "1969-01-01T00:00:00Z",
+            "2026-01-01T00:00:00Z*",
+            "2026-01-01T00:00:00-05:00",
+            "2026-01-01T00:00:00ZZ",
+        ] {
             assert_eq!(since(text), None, "{text}");
         }
     }

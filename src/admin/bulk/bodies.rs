@@ -6,12 +6,15 @@ use serde_json::{Map, Value};
 
 use super::bad;
 use crate::admin::answer::Problem;
-use crate::admin::resolve::ACTIONS;
-use crate::admin::wanted::Wanted;
+use crate::admin::forms;
+use crate::admin::resolve::{self, ACTIONS};
+use crate::admin::wanted::{MAX_KEY, Wanted};
+use crate::idempotency::record::State;
 
 /// The body of `POST /api/v1/records/purge`.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("allOf" = forms::bulk()))]
 pub(in crate::admin) struct PurgeBody {
     #[serde(default)]
     pub(super) filter: FilterBody,
@@ -20,18 +23,20 @@ pub(in crate::admin) struct PurgeBody {
     #[serde(default)]
     pub(super) dry_run: bool,
     #[serde(default)]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE))]
     pub(super) reason: String,
     #[serde(default, deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("pattern" = forms::TIME))]
     pub(super) as_of: Option<String>,
     #[serde(default, deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("pattern" = forms::PLACE))]
     pub(super) after: Option<String>,
 }
 
 /// The body of `POST /api/v1/records/resolve`. One flat struct: serde cannot read exact numbers in a flattened one.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("allOf" = forms::bulk_resolve()))]
 pub(in crate::admin) struct ResolveAllBody {
     #[serde(default)]
     pub(super) filter: FilterBody,
@@ -40,17 +45,22 @@ pub(in crate::admin) struct ResolveAllBody {
     #[serde(default)]
     pub(super) dry_run: bool,
     #[serde(default)]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE))]
     pub(super) reason: String,
     #[serde(default, deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("pattern" = forms::TIME))]
     pub(super) as_of: Option<String>,
     #[serde(default, deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("pattern" = forms::PLACE))]
     pub(super) after: Option<String>,
     #[schemars(extend("enum" = ACTIONS))]
     pub(super) action: String,
+    #[serde(default, deserialize_with = "resolve::whole")]
+    #[schemars(schema_with = "resolve::status_form")]
     pub(super) status: Option<u16>,
+    #[schemars(schema_with = "resolve::headers_form")]
     pub(super) headers: Option<Vec<(String, String)>>,
+    #[schemars(schema_with = "resolve::body_form")]
     pub(super) body_base64: Option<String>,
 }
 
@@ -59,25 +69,25 @@ pub(in crate::admin) struct ResolveAllBody {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct FilterBody {
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("enum" = State::ALL.map(State::as_str)))]
     state: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("minLength" = 1))]
     route: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("pattern" = forms::KEY, "maxLength" = MAX_KEY))]
     key: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("pattern" = forms::ID_PREFIX))]
     id: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("pattern" = forms::DURATION))]
     older_than: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("pattern" = forms::SINCE))]
     since: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("pattern" = forms::SCOPE))]
     scope: Option<String>,
 }
 

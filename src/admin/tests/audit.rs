@@ -203,7 +203,7 @@ async fn what_is_refused_for_itself_leaves_no_entry() {
     ask(&admin, &of(completed), BOARD, &release).await.is_problem(403, "forbidden");
     let purge = json!({"filter": {}, "reason": "none"}).to_string();
     ask(&admin, "POST /api/v1/records/purge", OPS, &purge).await.is_problem(400, "bad-request");
-    ask(&admin, "POST /api/v1/records/reseal", OPS, "{}").await.is_problem(400, "bad-request");
+    ask(&admin, "POST /api/v1/records/reseal", OPS, "{}").await.is_problem(409, "not-configured");
     ask(&admin, "POST /api/v1/reload", OPS, "{}").await.is_problem(503, "not-ready");
     assert_eq!(entries(&admin, "").await, Vec::<Value>::new());
 }

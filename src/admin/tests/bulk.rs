@@ -101,7 +101,7 @@ async fn a_scope_finds_the_records_of_its_caller() {
     // A part that no route has finds nobody, and says so.
     for unused in ["cookie:session=a", "X-Api-Key:a"] {
         let nothing = admin.get(&format!("/api/v1/records?scope={unused}")).await;
-        nothing.is_problem(400, "bad-request").says("credential=NAME: VALUE");
+        nothing.is_problem(404, "not-found").says("credential=NAME: VALUE");
         let nothing = admin.bulk("purge", json!({"filter": {"scope": unused}, "dry_run": true})).await;
         // One does not say whose it is.
         assert_eq!(nothing.json()["of_unknown_scope"], 1);

@@ -64,7 +64,7 @@ async fn answers_are_as_the_document_says() {
         404,
         &admin.resolve(unknown, json!({ "action": "release", "reason": "r" })).await,
     );
-    check("/api/v1/records/reseal", "post", 400, &admin.bulk("reseal", json!({})).await);
+    check("/api/v1/records/reseal", "post", 409, &admin.bulk("reseal", json!({})).await);
     check(
         "/api/v1/reload",
         "post",
