@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
-use http::{HeaderMap, HeaderName, Method};
+use http::{HeaderMap, HeaderName};
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
@@ -151,6 +151,8 @@ mod tests {
 
     use super::super::answer::Answer;
     use super::super::tokens::{Secret, Token};
+    use http::Method;
+
     use super::*;
 
     fn client(ip: &str) -> SocketAddr {

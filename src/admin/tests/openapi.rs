@@ -118,3 +118,23 @@ async fn parameters_and_bodies_are_as_the_document_says() {
         assert_eq!(reply.status == 200, is_taken, "{body}: {}", reply.body);
     }
 }
+
+#[tokio::test]
+async fn what_the_document_does_not_say_is_refused() {
+    let admin = start(None).await;
+    let host = format!("Host: {}\r\n", admin.address);
+    // Whatever it carries.
+    let reply = admin.send("POST /api/v1/routes", &host, "").await;
+    assert!(reply.is_problem(405, "method-not-allowed").head.contains("allow: get, head"), "{}", reply.head);
+    for query in ["store=required", "store=", "store=optional&store=optional"] {
+        admin.get(&format!("/readyz?{query}")).await.is_problem(400, "bad-request").says("`store`");
+    }
+    let json = format!("{host}Content-Type: application/json\r\n");
+    for body in ["[]", "null", "{\"force\":true}"] {
+        admin.send("POST /api/v1/reload", &json, body).await.is_problem(400, "bad-request").says("`{}`");
+        admin.send("POST /api/v1/records/reseal", &json, body).await.is_problem(400, "bad-request").says("`{}`");
+    }
+    for body in ["", "{}"] {
+        admin.send("POST /api/v1/reload", &json, body).await.is_problem(503, "not-ready");
+    }
+}
