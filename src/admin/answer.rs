@@ -53,7 +53,7 @@ pub(super) enum Kind {
     RequestTimeout,
     /// The record is not unknown, so that there is nothing to resolve.
     NotUnknown,
-    /// The configuration has no place for it.
+    /// The configuration has nothing that it could be done with.
     NotConfigured,
     /// The record is unknown, and has to be resolved first.
     OutcomeUnknown,
@@ -117,7 +117,7 @@ impl Kind {
             Self::MethodNotAllowed(_) => "The method is not allowed here",
             Self::RequestTimeout => "The request took too long to arrive",
             Self::NotUnknown => "The record is not unknown",
-            Self::NotConfigured => "The configuration has no place for this",
+            Self::NotConfigured => "This gate is not configured for it",
             Self::OutcomeUnknown => "The outcome of the request is unknown",
             Self::RequestTooLarge => "The request is too large",
             Self::UnsupportedMediaType => "The content type is not supported",

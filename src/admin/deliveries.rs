@@ -32,7 +32,7 @@ pub(super) struct RouteBody {
     #[schemars(length(min = 1))]
     route: String,
     #[serde(default)]
-    #[schemars(extend("pattern" = forms::REASON_OR_NONE))]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = forms::REASON_LENGTH))]
     reason: String,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct RouteBody {
 #[serde(deny_unknown_fields)]
 pub(super) struct RetryBody {
     #[serde(default)]
-    #[schemars(extend("pattern" = forms::REASON_OR_NONE))]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = forms::REASON_LENGTH))]
     reason: String,
 }
 

@@ -12,7 +12,7 @@ pub(super) struct Endpoint {
     pub(super) path: &'static str,
     pub(super) resource: Resource,
     pub(super) rights: &'static [Right],
-    /// Probes and scrapers may send what they like; a mistyped parameter of the API must not be ignored.
+    /// Probes and scrapers may add what they like; a mistyped parameter of the API must not be ignored.
     pub(super) takes_parameters: bool,
 }
 

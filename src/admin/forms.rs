@@ -1,5 +1,4 @@
-//! What the texts look like that the API takes: patterns of its document. A client that keeps to them is refused for nothing that it
-//! wrote. A few texts are taken that they leave out, such as an address of IPv6 in every way of writing it.
+//! Patterns of the OpenAPI document. The API accepts every text that matches them; it also accepts a few that do not.
 
 use serde_json::{Value, json};
 
@@ -21,10 +20,17 @@ macro_rules! time {
     };
 }
 
-/// The value of a header, visible and without spaces around it.
+/// The value of a header, without spaces around it.
 macro_rules! value {
     () => {
-        "[!-~]([ -~]*[!-~])?"
+        r"[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?"
+    };
+}
+
+/// A number that fits 63 bits, up to 8,999,999,999,999,999,999.
+macro_rules! number {
+    () => {
+        "([0-9]{1,18}|[1-8][0-9]{18})"
     };
 }
 
@@ -41,29 +47,38 @@ pub(super) const ID: &str = "^[0-9A-Fa-f]{64}$";
 
 /// A part of a scope and its value.
 pub(super) const SCOPE: &str = concat!(
-    "^((header:[0-9A-Za-z-]+|cookie:[0-9A-Za-z_-]+|host|jwt:[0-9A-Za-z_]+)=",
+    "^((header|cookie):[!#$%&'*+.^_`|~0-9A-Za-z-]+=",
     value!(),
-    "|basic:user=[!-9;-~]+|credential=([Xx]-[Aa]pi-[Kk]ey|[Aa]uthorization): ?[A-Za-z]+ [!-~]+|client-ip=(",
-    r"((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])|",
-    "([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}|([0-9a-f]{1,4}:){1,6}:[0-9a-f]{1,4}|::1))$"
+    "|(host|jwt:[0-9A-Za-z_.:/-]+)=",
+    value!(),
+    "|basic:user=[^\u{0}-\u{20}:\u{7f}]+|credential=([Xx]-[Aa][Pp][Ii]-[Kk][Ee][Yy]: ?[!-~]+|[Aa]uthorization: ?[A-Za-z]+ [!-~]+)",
+    // A header and its value.
+    r"|[0-9A-Za-z-]+: ?[^\x00-\x20=\x7f]+|[Xx]-[0-9A-Za-z-]+: ?",
+    value!(),
+    r"|client-ip=(((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])",
+    "|([0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}|([0-9A-Fa-f]{1,4}:){1,7}:|([0-9A-Fa-f]{1,4}:){1,6}:[0-9A-Fa-f]{1,4}",
+    "|([0-9A-Fa-f]{1,4}:){1,5}(:[0-9A-Fa-f]{1,4}){1,2}|([0-9A-Fa-f]{1,4}:){1,4}(:[0-9A-Fa-f]{1,4}){1,3}",
+    "|([0-9A-Fa-f]{1,4}:){1,3}(:[0-9A-Fa-f]{1,4}){1,4}|([0-9A-Fa-f]{1,4}:){1,2}(:[0-9A-Fa-f]{1,4}){1,5}",
+    "|[0-9A-Fa-f]{1,4}:(:[0-9A-Fa-f]{1,4}){1,6}|:(:[0-9A-Fa-f]{1,4}){1,7}|::))$"
 );
 
 /// The `next` of a page: of records, and of deliveries or audit entries.
-pub(super) const RECORD_CURSOR: &str = "^[0-9]{1,18}-[0-9]{1,18}-[0-9A-Fa-f]{64}$";
-pub(super) const CURSOR: &str = "^[0-9]{1,18}$";
+pub(super) const RECORD_CURSOR: &str = concat!("^", number!(), "-", number!(), "-[0-9A-Fa-f]{64}$");
+pub(super) const CURSOR: &str = concat!("^", number!(), "$");
 
 /// The `next` of a change of many records.
-pub(super) const PLACE: &str = "^([0-9A-Fa-f]{64}|accepted-[0-9]{1,18})$";
+pub(super) const PLACE: &str = concat!("^([0-9A-Fa-f]{64}|accepted-", number!(), ")$");
 
-/// A reason that is given: not blank. It has 2,000 bytes at most, and a character up to four.
-pub(super) const REASON: &str = r"^[ -~]{0,200}[!-~][ -~]{0,200}$";
+/// A reason that is given: not blank. And the same, or none.
+pub(super) const REASON: &str = r"[^\s\u0085]";
+pub(super) const REASON_OR_NONE: &str = r"^$|[^\s\u0085]";
 
-/// The same, or none.
-pub(super) const REASON_OR_NONE: &str = r"^([ -~]{0,200}[!-~][ -~]{0,200})?$";
+/// A reason has 2,000 bytes at most, and a character has up to four.
+pub(super) const REASON_LENGTH: usize = 500;
 
 /// The name and the value of a header, and base64 (RFC 4648, section 4) with its padding.
 const NAME: &str = "^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$";
-const VALUE: &str = concat!("^(", value!(), ")?$");
+const VALUE: &str = r"^[^\x00-\x1f\x7f]*$";
 const BASE64: &str = "^([0-9A-Za-z+/]{4})*([0-9A-Za-z+/][AQgw]==|[0-9A-Za-z+/]{2}[048AEIMQUYcgkosw]=)?$";
 
 /// What a change of many records must have: a filter that is not empty or expressly all, and a reason where it is no dry run.
@@ -182,6 +197,9 @@ mod tests {
             (DURATION, &["90s", "1h", "7d", "1h30m", "250ms"][..]),
             (TIME, &["2026-01-31T22:00:00Z", "2024-02-29T00:00:00Z", "2026-12-01T23:59:59.123Z"]),
             (SINCE, &["1h", "2026-01-31T22:00:00Z"]),
+            (CURSOR, &["7", "1853070350745600000"]),
+            (PLACE, &["accepted-1853070350745600000"]),
+            (REASON, &["R\u{fc}ckerstattung\ngepr\u{fc}ft"]),
             (KEY, &["order-1", "a:b", "\"a,b\"", "8e03978e-40d5-43dd-bc93-6894a57f9324"]),
             (
                 SCOPE,

@@ -174,11 +174,18 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
             let parameters = Wanted::NAMES.map(filter).into_iter().chain(paging(forms::RECORD_CURSOR));
             Operation::read("listRecords", "Records, newest first.", schemas.of::<Page>()).with(parameters.collect())
         }
-        Resource::Record if *method == Method::DELETE => Operation {
-            answers: vec![(StatusCode::NO_CONTENT, "The record is gone, and its key is free.", None)],
-            parameters: vec![parameter("reason", pattern(forms::REASON), "Why; for the audit log.")],
-            ..Operation::read("purgeRecord", "Remove a record: its key is free, and a retry runs again.", Value::Null)
-        },
+        Resource::Record if *method == Method::DELETE => {
+            let reason = json!({ "type": "string", "pattern": forms::REASON, "maxLength": forms::REASON_LENGTH });
+            Operation {
+                answers: vec![(StatusCode::NO_CONTENT, "The record is gone, and its key is free.", None)],
+                parameters: vec![parameter("reason", reason, "Why; for the audit log.")],
+                ..Operation::read(
+                    "purgeRecord",
+                    "Remove a record: its key is free, and a retry runs again.",
+                    Value::Null,
+                )
+            }
+        }
         Resource::Record => {
             let flag = || json!({ "enum": ["true", "false"] });
             let parameters = vec![

@@ -61,7 +61,7 @@ pub(super) struct ResolveBody {
     #[schemars(schema_with = "body_form")]
     body_base64: Option<String>,
     #[serde(default)]
-    #[schemars(extend("pattern" = forms::REASON_OR_NONE))]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = forms::REASON_LENGTH))]
     reason: String,
 }
 
@@ -189,7 +189,7 @@ pub(super) async fn receive_nothing(body: Incoming) -> Result<(), Problem> {
         body.is_empty() || serde_json::from_slice::<Map<String, Value>>(&body).is_ok_and(|body| body.is_empty());
     is_nothing
         .then_some(())
-        .ok_or_else(|| Kind::BadRequest.because("the body must be `{}`: there is nothing to say here"))
+        .ok_or_else(|| Kind::BadRequest.because("the body must be empty or `{}`: this request takes no members"))
 }
 
 pub(super) async fn receive(body: Incoming) -> Result<Bytes, Problem> {

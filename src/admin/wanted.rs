@@ -134,7 +134,8 @@ pub(super) fn since(value: &str) -> Option<Since> {
 /// A time by UTC, as RFC 3339 writes it.
 pub(super) fn parse_time(value: &str) -> Option<Timestamp> {
     // The library ignores what comes after the seconds and a `Z`.
-    let (_, fraction) = value.strip_suffix('Z').unwrap_or(value).split_at_checked("2026-01-31T22:00:00".len())?;
+    let of_utc = value.strip_suffix('Z').or_else(|| value.strip_suffix("+00:00")).unwrap_or(value);
+    let (_, fraction) = of_utc.split_at_checked("2026-01-31T22:00:00".len())?;
     let is_fraction = |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
     if !fraction.is_empty() && !fraction.strip_prefix('.').is_some_and(is_fraction) {
         return None;
@@ -151,7 +152,7 @@ mod tests {
     fn a_time_is_an_age_or_a_date() {
         assert_eq!(since("1h 30m"), Some(Since::Ago(Duration::from_secs(5400))));
         let at = Some(Since::At(Timestamp(1_767_225_600_123)));
-        for text in ["2026-01-01T00:00:00.123Z", "2026-01-01 00:00:00.123"] {
+        for text in ["2026-01-01T00:00:00.123Z", "2026-01-01 00:00:00.123", "2026-01-01T00:00:00.123+00:00"] {
             assert_eq!(since(text), at, "{text}");
         }
         for text in [

@@ -32,9 +32,10 @@ const HOLD: Duration = Duration::from_secs(10);
 /// How often to look for what is due, where nothing says that something is.
 const POLL: Duration = Duration::from_millis(500);
 
-/// How often to look whether a route has deliveries that accepts none any more; and the pause in times of what a look took, since
-/// it reads the whole queue.
+/// How often to look whether a route has deliveries that accepts none any more.
 const LEFT_OVER: Duration = Duration::from_secs(30);
+
+/// The pause after such a look, in times of what it took: it reads the whole queue.
 const PAUSE_FOR_EACH: u32 = 50;
 
 /// How many deliveries, and bytes of them, to take at a time.
@@ -86,8 +87,10 @@ pub async fn deliver_accepted(
         }
         let began = Instant::now();
         if began >= next_look {
-            left_over = gate.routes_with_deliveries().await;
-            next_look = Instant::now() + LEFT_OVER.max(PAUSE_FOR_EACH * began.elapsed());
+            let found = gate.routes_with_deliveries().await;
+            let took = began.elapsed();
+            next_look = Instant::now() + found.as_ref().map_or(LEFT_OVER, |_| LEFT_OVER.max(PAUSE_FOR_EACH * took));
+            left_over = found.unwrap_or(left_over);
         }
         while tasks.try_join_next().is_some() {}
         routes.retain(|_, task| !task.is_finished());
@@ -209,15 +212,16 @@ impl Lines {
 }
 
 impl Gate {
-    /// The routes of this service that have deliveries, whether they accept any more or not.
-    async fn routes_with_deliveries(&self) -> Vec<Arc<str>> {
+    /// The routes of this service that have deliveries, whether they accept any more or not; nothing where the store fails.
+    async fn routes_with_deliveries(&self) -> Option<Vec<Arc<str>>> {
         let counting = async { deliveries::of(&*self.shared.store)?.count_deliveries().await };
         let counts = match timeout(HOLD, counting).await {
             Ok(Ok(counts)) => counts,
-            _ => return Vec::new(),
+            _ => return None,
         };
         let own = counts.into_iter().filter(|count| count.queued > 0).filter_map(|count| count.origin);
-        own.filter(|origin| origin.service == self.settings.service).map(|origin| origin.route).collect()
+        let routes = own.filter(|origin| origin.service == self.settings.service).map(|origin| origin.route);
+        Some(routes.collect())
     }
 
     async fn deliver(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{PAUSE_FOR_EACH, Worker, every};
+use crate::store::Error;
 
 /// Counts of one kind, which read all there is.
 #[derive(Default)]
@@ -14,12 +15,13 @@ struct Counting {
 }
 
 impl Counting {
-    async fn unless_too_soon<T>(&mut self, count: impl Future<Output = T>) -> Option<T> {
+    /// What a count found; nothing where it is too soon for one, or the store failed, which reports that.
+    async fn unless_too_soon<T>(&mut self, count: impl Future<Output = Result<T, Error>>) -> Option<T> {
         let began = Instant::now();
         if self.next.is_some_and(|next| began < next) {
             return None;
         }
-        let counted = count.await;
+        let counted = count.await.ok()?;
         self.next = Some(Instant::now() + PAUSE_FOR_EACH * began.elapsed());
         Some(counted)
     }
@@ -35,7 +37,7 @@ pub(super) async fn run(mut worker: Worker) {
         if *worker.shutdown.borrow() {
             return;
         }
-        if let Some(Ok(counts)) = of_records.unless_too_soon(worker.store.count()).await {
+        if let Some(counts) = of_records.unless_too_soon(worker.store.count()).await {
             worker.metrics.records_counted(counts);
         }
     }
@@ -80,7 +82,7 @@ async fn look_after_deliveries(worker: &mut Worker, counting: &mut Counting) {
             return;
         }
     }
-    if let Some(Ok(counts)) = counting.unless_too_soon(deliveries.count_deliveries()).await {
+    if let Some(counts) = counting.unless_too_soon(deliveries.count_deliveries()).await {
         worker.metrics.deliveries().counted(&counts);
     }
 }

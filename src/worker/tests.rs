@@ -22,6 +22,7 @@ struct Fake {
     sweep_takes: Duration,
     counts_at: Mutex<Vec<Duration>>,
     count_takes: Duration,
+    counts_fail: bool,
     limits: Mutex<Vec<usize>>,
     expires: AtomicUsize,
     panics: AtomicUsize,
@@ -57,6 +58,9 @@ impl Store for Fake {
         let began = *self.began.lock().unwrap().get_or_insert_with(Instant::now);
         self.counts_at.lock().unwrap().push(began.elapsed());
         sleep(self.count_takes).await;
+        if self.counts_fail {
+            return Err(Error::Determinate(Cause { kind: ErrorKind::Unavailable, source: "scripted".into() }));
+        }
         Ok([7, 8, 9])
     }
     async fn claim(&self, _: RecordId, _: Fresh) -> Result<Claim, Error> {
@@ -159,6 +163,9 @@ async fn a_count_of_a_large_store_takes_a_fiftieth_of_the_time() {
     let running = start(Fake { count_takes: Duration::from_secs(1), ..Fake::default() });
     sleep(Duration::from_secs(110)).await;
     assert_eq!(*running.store.counts_at.lock().unwrap(), [0, 60].map(Duration::from_secs), "at the next look");
+    let running = start(Fake { count_takes: Duration::from_secs(1), counts_fail: true, ..Fake::default() });
+    sleep(Duration::from_secs(25)).await;
+    assert!(running.store.counts_at.lock().unwrap().len() > 1, "a failure is no count");
     let running = start(Fake { count_takes: Duration::from_millis(100), ..Fake::default() });
     sleep(Duration::from_secs(25)).await;
     assert_eq!(running.store.counts_at.lock().unwrap().len(), 3);

@@ -219,7 +219,7 @@ fn a_route_that_accepts_nothing_cannot_be_held_back() {
     let gate = Gate::before(&upstream).start();
     let body = json!({"route": route_of(&gate), "reason": "maintenance"});
     let refused = gate.admin("POST", "/api/v1/deliveries/pause", Some(&body));
-    assert_eq!(code(&refused), 400, "{}", refused.show());
+    assert_eq!(code(&refused), 409, "{}", refused.show());
     assert!(refused.text().contains("accepts no requests"), "{}", refused.show());
 }
 

@@ -344,7 +344,7 @@ fn an_old_key_may_go_once_its_records_are_encrypted_anew() {
     let plan = Gate::before(&upstream);
     let gate = plan.start();
     gate.post("/charges", "plain", "{}").expect(200, "executed");
-    assert_eq!(gate.admin("POST", "/api/v1/records/reseal", Some(&json!({}))).status, 400);
+    assert_eq!(gate.admin("POST", "/api/v1/records/reseal", Some(&json!({}))).status, 409);
     gate.stop();
     let gate = with_keys(&plan, &[1]).start();
     let first = gate.post("/charges", "old", "{}");

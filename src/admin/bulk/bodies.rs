@@ -23,7 +23,7 @@ pub(in crate::admin) struct PurgeBody {
     #[serde(default)]
     pub(super) dry_run: bool,
     #[serde(default)]
-    #[schemars(extend("pattern" = forms::REASON_OR_NONE))]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = forms::REASON_LENGTH))]
     pub(super) reason: String,
     #[serde(default, deserialize_with = "given")]
     #[schemars(with = "String", extend("pattern" = forms::TIME))]
@@ -45,7 +45,7 @@ pub(in crate::admin) struct ResolveAllBody {
     #[serde(default)]
     pub(super) dry_run: bool,
     #[serde(default)]
-    #[schemars(extend("pattern" = forms::REASON_OR_NONE))]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = forms::REASON_LENGTH))]
     pub(super) reason: String,
     #[serde(default, deserialize_with = "given")]
     #[schemars(with = "String", extend("pattern" = forms::TIME))]
