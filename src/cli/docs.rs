@@ -48,7 +48,7 @@ pub(super) fn run(args: DocsArgs) -> anyhow::Result<ExitCode> {
 fn list() -> anyhow::Result<String> {
     let mut table = Table::new(["CODE", "STATUS"], "");
     let mut out = Vec::new();
-    table.write(entries().map(|Entry { code, summary, .. }| [code.to_owned(), plain(summary)]), &mut out)?;
+    table.write(entries().map(|Entry { code, summary, .. }| [code.to_owned(), plain(summary).replace('`', "")]), &mut out)?;
     table.end(&mut out)?;
     let text = String::from_utf8(out)?;
     Ok(format!("{text}\n`oncegate docs CODE` explains one. {PLACE} of the book has an example of each.\n"))
@@ -123,6 +123,14 @@ mod tests {
             assert!(!shown.contains("](") && !shown.contains("```") && !shown.contains("**"), "{shown}");
             assert!(!shown.trim_end().ends_with(':'), "{shown}");
         }
+    }
+
+    #[test]
+    fn the_list_is_plain_text() {
+        let list = list().unwrap();
+        let rows: Vec<&str> = list.lines().take_while(|line| !line.is_empty()).collect();
+        assert!(rows.iter().any(|row| row.ends_with(" 409, retryable.")), "{list}");
+        assert!(!rows.iter().any(|row| row.contains('`')), "{list}");
     }
 
     #[test]
