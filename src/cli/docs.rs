@@ -48,7 +48,10 @@ pub(super) fn run(args: DocsArgs) -> anyhow::Result<ExitCode> {
 fn list() -> anyhow::Result<String> {
     let mut table = Table::new(["CODE", "STATUS"], "");
     let mut out = Vec::new();
-    table.write(entries().map(|Entry { code, summary, .. }| [code.to_owned(), plain(summary).replace('`', "")]), &mut out)?;
+    table.write(
+        entries().map(|Entry { code, summary, .. }| [code.to_owned(), plain(summary).replace('`', "")]),
+        &mut out,
+    )?;
     table.end(&mut out)?;
     let text = String::from_utf8(out)?;
     Ok(format!("{text}\n`oncegate docs CODE` explains one. {PLACE} of the book has an example of each.\n"))
