@@ -59,8 +59,8 @@ impl Asker {
     }
 }
 
-/// Says who asks. Refuses what a web page may have sent, and, where there are tokens, what carries none of them. `takes_body` says
-/// that the method is POST, and something is there that takes it.
+/// Says who asks. Refuses what a web page may have sent, and, where there are tokens, what carries none of them. Where
+/// `takes_body`, an endpoint takes the request by POST, and the type of its body counts.
 pub(super) fn check(
     tokens: &Tokens,
     throttle: &Throttle,

@@ -21,7 +21,7 @@ use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 use super::audit::{self, Deed, Outcome};
 use super::deliveries;
-use super::records::{check_reason, unavailable};
+use super::records::{check_optional, check_reason, unavailable};
 use super::resolve::{Resolution, receive};
 use super::scope::{Belongs, belongs};
 use super::wanted::{Selection, Wanted, begins, parse_time};
@@ -149,9 +149,8 @@ impl<'a> Bulk<'a> {
         reason: String,
         asker: &'a Asker,
     ) -> Result<Self, Problem> {
-        if !is_dry_run {
-            check_reason(&reason)?;
-        }
+        // A dry run needs none, and does not pass one that the change itself would not.
+        if is_dry_run { check_optional(&reason) } else { check_reason(&reason) }?;
         let is_purge = matches!(change, Change::Purge);
         Ok(Self { state, is_purge, change: (!is_dry_run).then_some(change), filter, reason, asker })
     }

@@ -13,7 +13,7 @@ use super::answer::{Answer, Kind, Problem, empty, json};
 use super::audit::Deed;
 use super::forms;
 use super::query::{DEFAULT_LIMIT, bad, limit, pairs, unknown};
-use super::records::{absent, check_reason, unavailable};
+use super::records::{MAX_REASON, absent, check_optional, unavailable};
 use super::resolve::receive;
 use crate::idempotency::codec;
 use crate::idempotency::record::{self, RecordId};
@@ -32,7 +32,7 @@ pub(super) struct RouteBody {
     #[schemars(length(min = 1))]
     route: String,
     #[serde(default)]
-    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = forms::REASON_LENGTH))]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = MAX_REASON))]
     reason: String,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct RouteBody {
 #[serde(deny_unknown_fields)]
 pub(super) struct RetryBody {
     #[serde(default)]
-    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = forms::REASON_LENGTH))]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = MAX_REASON))]
     reason: String,
 }
 
@@ -241,11 +241,6 @@ async fn read<T: DeserializeOwned>(body: Incoming, form: &str) -> Result<T, Prob
         let (line, column) = (error.line(), error.column());
         Kind::BadRequest.because(format!("the body is not of the form {form}: line {line}, column {column}"))
     })
-}
-
-/// Refuses a reason that is too long. None need be given.
-fn check_optional(reason: &str) -> Result<(), Problem> {
-    if reason.is_empty() { Ok(()) } else { check_reason(reason) }
 }
 
 impl State {

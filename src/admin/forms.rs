@@ -1,6 +1,11 @@
 //! Patterns of the OpenAPI document. The API accepts every text that matches them; it also accepts a few that do not.
 
+use schemars::generate::SchemaGenerator;
+use schemars::{Schema, json_schema};
 use serde_json::{Value, json};
+
+use super::wanted::MAX_KEY;
+use crate::idempotency::record::State;
 
 /// A duration, as `humantime` reads it, but for spaces and long words.
 macro_rules! duration {
@@ -69,17 +74,33 @@ pub(super) const CURSOR: &str = concat!("^", number!(), "$");
 /// The `next` of a change of many records.
 pub(super) const PLACE: &str = concat!("^([0-9A-Fa-f]{64}|accepted-", number!(), ")$");
 
-/// A reason that is given: not blank. And the same, or none.
+/// A reason that is given: not blank. And the same, or none. Its limit is one of bytes, and a schema counts characters: a reason of
+/// other characters than ASCII may be within `maxLength` and is refused.
 pub(super) const REASON: &str = r"[^\s\u0085]";
 pub(super) const REASON_OR_NONE: &str = r"^$|[^\s\u0085]";
-
-/// A reason has 2,000 bytes at most, and a character has up to four.
-pub(super) const REASON_LENGTH: usize = 500;
 
 /// The name and the value of a header, and base64 (RFC 4648, section 4) with its padding.
 const NAME: &str = "^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$";
 const VALUE: &str = r"^[^\x00-\x1f\x7f]*$";
 const BASE64: &str = "^([0-9A-Za-z+/]{4})*([0-9A-Za-z+/][AQgw]==|[0-9A-Za-z+/]{2}[048AEIMQUYcgkosw]=)?$";
+
+/// What a record is filtered by: a member of [`Wanted`](super::wanted::Wanted).
+pub(super) fn member(name: &str) -> Value {
+    match name {
+        "state" => json!({ "type": "string", "enum": State::ALL.map(State::as_str) }),
+        "key" => json!({ "type": "string", "pattern": KEY, "maxLength": MAX_KEY }),
+        "id" => pattern(ID_PREFIX),
+        "older_than" => pattern(DURATION),
+        "since" => pattern(SINCE),
+        "scope" => pattern(SCOPE),
+        _ => json!({ "type": "string", "minLength": 1 }),
+    }
+}
+
+/// A text of this form.
+pub(super) fn pattern(pattern: &str) -> Value {
+    json!({ "type": "string", "pattern": pattern })
+}
 
 /// What a change of many records must have: a filter that is not empty or expressly all, and a reason where it is no dry run.
 pub(super) fn bulk() -> Value {
@@ -129,8 +150,8 @@ pub(super) fn by_action() -> Value {
     ])
 }
 
-/// Headers of an answer. `own` and `of_the_hop` are names that cannot be given.
-pub(super) fn headers(refused: &[&str]) -> Value {
+/// Headers of an answer. `refused` are names that cannot be given.
+pub(super) fn headers(refused: &[&str]) -> Schema {
     let refused: Vec<String> = refused.iter().map(|name| in_any_case(name)).collect();
     let name = json!({ "type": "string", "pattern": NAME, "not": { "pattern": format!("^({})$", refused.join("|")) } });
     let line = json!({
@@ -139,15 +160,17 @@ pub(super) fn headers(refused: &[&str]) -> Value {
         "minItems": 2,
         "maxItems": 2,
     });
-    json!({ "type": ["array", "null"], "maxItems": 256, "items": line })
+    json_schema!({ "type": ["array", "null"], "maxItems": 256, "items": line })
 }
 
-pub(super) fn status() -> Value {
-    json!({ "type": ["integer", "null"], "minimum": 200, "maximum": 599 })
+/// The status of an answer.
+pub(super) fn status(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["integer", "null"], "minimum": 200, "maximum": 599 })
 }
 
-pub(super) fn base64() -> Value {
-    json!({ "type": ["string", "null"], "contentEncoding": "base64", "pattern": BASE64 })
+/// The body of an answer.
+pub(super) fn base64(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "null"], "contentEncoding": "base64", "pattern": BASE64 })
 }
 
 /// The pattern of a word whose letters may be large or small.

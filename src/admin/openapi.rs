@@ -12,18 +12,17 @@ use super::audit::{Action, EntryPage};
 use super::bulk::{PurgeBody, Report, ResolveAllBody};
 use super::deliveries::{Page as DeliveryPage, RetryBody, RouteBody, STATES};
 use super::endpoints::{ENDPOINTS, Endpoint, Resource};
-use super::forms;
+use super::forms::{self, pattern};
 use super::query::{DEFAULT_LIMIT, MAX_LIMIT};
-use super::records::Page;
+use super::records::{MAX_REASON, Page};
 use super::reload::ReloadReport;
 use super::reseal::ResealReport;
 use super::resolve::ResolveBody;
 use super::stats::Stats;
 use super::tokens::Role;
 use super::view::RecordView;
-use super::wanted::{MAX_KEY, Wanted};
+use super::wanted::Wanted;
 use super::{Observations, RouteList};
-use crate::idempotency::record::State;
 
 const JSON: &str = "application/json";
 const PROBLEM: &str = "application/problem+json";
@@ -175,7 +174,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
             Operation::read("listRecords", "Records, newest first.", schemas.of::<Page>()).with(parameters.collect())
         }
         Resource::Record if *method == Method::DELETE => {
-            let reason = json!({ "type": "string", "pattern": forms::REASON, "maxLength": forms::REASON_LENGTH });
+            let reason = json!({ "type": "string", "pattern": forms::REASON, "maxLength": MAX_REASON });
             Operation {
                 answers: vec![(StatusCode::NO_CONTENT, "The record is gone, and its key is free.", None)],
                 parameters: vec![parameter("reason", reason, "Why; for the audit log.")],
@@ -280,34 +279,22 @@ fn record_id() -> Value {
     pattern(forms::ID)
 }
 
-/// A text of this form.
-fn pattern(pattern: &str) -> Value {
-    json!({ "type": "string", "pattern": pattern })
-}
-
 fn parameter(name: &str, schema: Value, description: &str) -> Value {
     json!({ "name": name, "in": "query", "schema": schema, "description": description })
 }
 
 /// A parameter by which records are filtered.
 fn filter(name: &str) -> Value {
-    let text = || json!({ "type": "string", "minLength": 1 });
-    let (schema, description) = match name {
-        "state" => (json!({ "enum": State::ALL.map(State::as_str) }), "Where the record stands."),
-        "route" => (text(), "The name of the route that claimed it."),
-        "key" => (
-            json!({ "type": "string", "maxLength": MAX_KEY, "pattern": forms::KEY }),
-            "The whole key. Needs the role operator.",
-        ),
-        "id" => (pattern(forms::ID_PREFIX), "The beginning of the id."),
-        "older_than" => (pattern(forms::DURATION), "Claimed longer ago than this duration, such as 90s or 7d."),
-        "since" => (pattern(forms::SINCE), "Claimed within this duration, or after this time by RFC 3339."),
-        _ => (
-            pattern(forms::SCOPE),
-            "A part of the scope and its value, such as header:X-Tenant=acme. Needs the role operator.",
-        ),
+    let description = match name {
+        "state" => "Where the record stands.",
+        "route" => "The name of the route that claimed it.",
+        "key" => "The whole key. Needs the role operator.",
+        "id" => "The beginning of the id.",
+        "older_than" => "Claimed longer ago than this duration, such as 90s or 7d.",
+        "since" => "Claimed within this duration, or after this time by RFC 3339.",
+        _ => "A part of the scope and its value, such as header:X-Tenant=acme. Needs the role operator.",
     };
-    parameter(name, schema, description)
+    parameter(name, forms::member(name), description)
 }
 
 fn paging(cursor: &str) -> [Value; 2] {

@@ -28,7 +28,7 @@ const LIST_PATIENCE: Duration = Duration::from_secs(5);
 const SIFTED: usize = 5000;
 
 /// Longest reason for a change, in bytes.
-const MAX_REASON: usize = 2000;
+pub(super) const MAX_REASON: usize = 2000;
 
 /// What a script of a web page, or a program that is made to fetch a URL, cannot send by itself.
 const REQUESTED_WITH: HeaderName = HeaderName::from_static("x-requested-with");
@@ -202,7 +202,12 @@ pub(super) async fn remove(state: &State, id: RecordId, query: Option<&str>, ask
     Ok(empty(StatusCode::NO_CONTENT))
 }
 
-/// Refuses a reason that says nothing, or too much for a line of a log.
+/// Refuses a reason that is blank, or too long for a line of a log. None need be given.
+pub(super) fn check_optional(reason: &str) -> Result<(), Problem> {
+    if reason.is_empty() { Ok(()) } else { check_reason(reason) }
+}
+
+/// The same, and one must be given.
 pub(super) fn check_reason(reason: &str) -> Result<(), Problem> {
     if reason.trim().is_empty() {
         return Err(Kind::BadRequest.because("`reason` is empty: say why"));

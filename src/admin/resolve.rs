@@ -21,7 +21,7 @@ use super::answer::{Answer, Kind, Problem, empty};
 use super::audit::Deed;
 use super::deliveries::forget_before;
 use super::forms;
-use super::records::{absent, check_reason, find, unavailable};
+use super::records::{MAX_REASON, absent, check_optional, find, unavailable};
 use crate::idempotency::codec::{self, Content};
 use crate::idempotency::record::{self, Record, RecordId};
 use crate::store::{End, Expiry, Listed, Settled};
@@ -54,14 +54,14 @@ pub(super) struct ResolveBody {
     #[schemars(extend("enum" = ACTIONS))]
     action: String,
     #[serde(default, deserialize_with = "whole")]
-    #[schemars(schema_with = "status_form")]
+    #[schemars(schema_with = "forms::status")]
     status: Option<u16>,
     #[schemars(schema_with = "headers_form")]
     headers: Option<Vec<(String, String)>>,
-    #[schemars(schema_with = "body_form")]
+    #[schemars(schema_with = "forms::base64")]
     body_base64: Option<String>,
     #[serde(default)]
-    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = forms::REASON_LENGTH))]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = MAX_REASON))]
     reason: String,
 }
 
@@ -72,21 +72,9 @@ pub(super) fn whole<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u16>, 
     whole.map(|number| Some(number as u16)).ok_or_else(|| D::Error::custom("no status"))
 }
 
-pub(super) fn status_form(_: &mut SchemaGenerator) -> Schema {
-    form(forms::status())
-}
-
 pub(super) fn headers_form(_: &mut SchemaGenerator) -> Schema {
     let framing = FRAMING.iter().map(HeaderName::as_str);
-    form(forms::headers(&framing.chain(OF_THE_HOP).chain(OWN).collect::<Vec<_>>()))
-}
-
-pub(super) fn body_form(_: &mut SchemaGenerator) -> Schema {
-    form(forms::base64())
-}
-
-fn form(schema: Value) -> Schema {
-    Schema::try_from(schema).unwrap_or_default()
+    forms::headers(&framing.chain(OF_THE_HOP).chain(OWN).collect::<Vec<_>>())
 }
 
 /// How the operator says that the attempt ended.
@@ -216,9 +204,7 @@ fn parse(bytes: &[u8]) -> Result<(Resolution, String), Problem> {
             error.column()
         ))
     })?;
-    if !body.reason.is_empty() {
-        check_reason(&body.reason)?;
-    }
+    check_optional(&body.reason)?;
     let resolution = Resolution::of(&body.action, body.status, body.headers, body.body_base64)?;
     Ok((resolution, body.reason))
 }

@@ -22,8 +22,8 @@ use super::{Gate, RouteState};
 use crate::idempotency::delivery::{Deliver, Order};
 use crate::idempotency::record::{RecordId, State};
 use crate::route::Route;
-use crate::store::Error;
 use crate::store::deliveries::{self, Batch, Change, DeliveryState, Held, Lane, Take, Taken};
+use crate::store::{Counting, Error};
 
 /// For how long nobody else takes a delivery that was taken. An attempt may last longer: whoever takes it meanwhile finds its
 /// claim.
@@ -32,11 +32,8 @@ const HOLD: Duration = Duration::from_secs(10);
 /// How often to look for what is due, where nothing says that something is.
 const POLL: Duration = Duration::from_millis(500);
 
-/// How often to look whether a route has deliveries that accepts none any more.
+/// How often to look, at most, whether a route has deliveries that accepts none any more.
 const LEFT_OVER: Duration = Duration::from_secs(30);
-
-/// The pause after such a look, in times of what it took: it reads the whole queue.
-const PAUSE_FOR_EACH: u32 = 50;
 
 /// How many deliveries, and bytes of them, to take at a time.
 const BATCH: usize = 64;
@@ -79,18 +76,14 @@ pub async fn deliver_accepted(
 ) {
     let mut routes: HashMap<Arc<str>, tokio::task::AbortHandle> = HashMap::new();
     let mut tasks = JoinSet::new();
-    let (mut left_over, mut next_look) = (Vec::new(), Instant::now());
+    let (mut left_over, mut looks) = (Vec::new(), Counting::at_least(LEFT_OVER));
     loop {
         let gate = current();
         if gate.shared.store.deliveries().is_none() {
             return;
         }
-        let began = Instant::now();
-        if began >= next_look {
-            let found = gate.routes_with_deliveries().await;
-            let took = began.elapsed();
-            next_look = Instant::now() + found.as_ref().map_or(LEFT_OVER, |_| LEFT_OVER.max(PAUSE_FOR_EACH * took));
-            left_over = found.unwrap_or(left_over);
+        if let Some(found) = looks.unless_too_soon(gate.routes_with_deliveries()).await {
+            left_over = found;
         }
         while tasks.try_join_next().is_some() {}
         routes.retain(|_, task| !task.is_finished());

@@ -11,6 +11,7 @@ mod batcher;
 pub mod cached;
 pub mod clock;
 pub mod contract;
+mod counting;
 pub mod deliveries;
 mod listing;
 pub mod memory;
@@ -33,6 +34,7 @@ mod waiters;
 
 pub use adoption::{NamespaceRules, RulesPeriod, is_orphaned};
 pub use audit::AuditLog;
+pub use counting::{Counting, PAUSE_FOR_EACH};
 pub use deliveries::Deliveries;
 pub use listing::{Chunk, Cursor, Filter, IdPrefix, Page, Since};
 pub use quota::SharedQuotas;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{PAUSE_FOR_EACH, Worker};
+use super::Worker;
+use crate::store::PAUSE_FOR_EACH;
 
 /// The shortest time between two counts.
 const PAUSE: Duration = Duration::from_secs(15);

@@ -24,9 +24,6 @@ pub use reaper::report_lost;
 /// How long a worker that panicked waits before it starts again.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 
-/// The pause after a count, in times of what it took: a large store is counted more rarely.
-const PAUSE_FOR_EACH: u32 = 50;
-
 /// When the workers run, and how much they do at once.
 #[derive(Clone, Debug)]
 pub struct Settings {

@@ -1,34 +1,15 @@
 //! Removes records, dead deliveries and audit entries that have expired, and counts the records that stand.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{PAUSE_FOR_EACH, Worker, every};
-use crate::store::Error;
-
-/// Counts of one kind, which read all there is.
-#[derive(Default)]
-struct Counting {
-    /// Not before then.
-    next: Option<Instant>,
-}
-
-impl Counting {
-    /// What a count found; nothing where it is too soon for one, or the store failed, which reports that.
-    async fn unless_too_soon<T>(&mut self, count: impl Future<Output = Result<T, Error>>) -> Option<T> {
-        let began = Instant::now();
-        if self.next.is_some_and(|next| began < next) {
-            return None;
-        }
-        let counted = count.await.ok()?;
-        self.next = Some(Instant::now() + PAUSE_FOR_EACH * began.elapsed());
-        Some(counted)
-    }
-}
+use super::{Worker, every};
+use crate::store::Counting;
 
 pub(super) async fn run(mut worker: Worker) {
-    let (mut of_records, mut of_deliveries) = (Counting::default(), Counting::default());
+    let [mut of_records, mut of_deliveries] = [(); 2].map(|()| Counting::at_least(Duration::ZERO));
     let mut ticks = every(worker.settings.sweep_every);
     while worker.unless_shut_down(ticks.tick()).await {
         sweep(&mut worker).await;
@@ -37,7 +18,7 @@ pub(super) async fn run(mut worker: Worker) {
         if *worker.shutdown.borrow() {
             return;
         }
-        if let Some(counts) = of_records.unless_too_soon(worker.store.count()).await {
+        if let Some(counts) = of_records.unless_too_soon(async { worker.store.count().await.ok() }).await {
             worker.metrics.records_counted(counts);
         }
     }
@@ -82,7 +63,7 @@ async fn look_after_deliveries(worker: &mut Worker, counting: &mut Counting) {
             return;
         }
     }
-    if let Some(counts) = counting.unless_too_soon(deliveries.count_deliveries()).await {
+    if let Some(counts) = counting.unless_too_soon(async { deliveries.count_deliveries().await.ok() }).await {
         worker.metrics.deliveries().counted(&counts);
     }
 }

@@ -1,15 +1,18 @@
 //! The bodies of requests that change many records.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::generate::SchemaGenerator;
+use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::bad;
 use crate::admin::answer::Problem;
 use crate::admin::forms;
+use crate::admin::records::MAX_REASON;
 use crate::admin::resolve::{self, ACTIONS};
-use crate::admin::wanted::{MAX_KEY, Wanted};
-use crate::idempotency::record::State;
+use crate::admin::wanted::Wanted;
 
 /// The body of `POST /api/v1/records/purge`.
 #[derive(Deserialize, JsonSchema)]
@@ -23,7 +26,7 @@ pub(in crate::admin) struct PurgeBody {
     #[serde(default)]
     pub(super) dry_run: bool,
     #[serde(default)]
-    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = forms::REASON_LENGTH))]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = MAX_REASON))]
     pub(super) reason: String,
     #[serde(default, deserialize_with = "given")]
     #[schemars(with = "String", extend("pattern" = forms::TIME))]
@@ -45,7 +48,7 @@ pub(in crate::admin) struct ResolveAllBody {
     #[serde(default)]
     pub(super) dry_run: bool,
     #[serde(default)]
-    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = forms::REASON_LENGTH))]
+    #[schemars(extend("pattern" = forms::REASON_OR_NONE, "maxLength" = MAX_REASON))]
     pub(super) reason: String,
     #[serde(default, deserialize_with = "given")]
     #[schemars(with = "String", extend("pattern" = forms::TIME))]
@@ -56,39 +59,44 @@ pub(in crate::admin) struct ResolveAllBody {
     #[schemars(extend("enum" = ACTIONS))]
     pub(super) action: String,
     #[serde(default, deserialize_with = "resolve::whole")]
-    #[schemars(schema_with = "resolve::status_form")]
+    #[schemars(schema_with = "forms::status")]
     pub(super) status: Option<u16>,
     #[schemars(schema_with = "resolve::headers_form")]
     pub(super) headers: Option<Vec<(String, String)>>,
-    #[schemars(schema_with = "resolve::body_form")]
+    #[schemars(schema_with = "forms::base64")]
     pub(super) body_base64: Option<String>,
 }
 
 /// The members of [`Wanted`], as text.
-#[derive(Default, Deserialize, JsonSchema)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct FilterBody {
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String", extend("enum" = State::ALL.map(State::as_str)))]
     state: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String", extend("minLength" = 1))]
     route: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String", extend("pattern" = forms::KEY, "maxLength" = MAX_KEY))]
     key: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String", extend("pattern" = forms::ID_PREFIX))]
     id: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String", extend("pattern" = forms::DURATION))]
     older_than: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String", extend("pattern" = forms::SINCE))]
     since: Option<String>,
     #[serde(deserialize_with = "given")]
-    #[schemars(with = "String", extend("pattern" = forms::SCOPE))]
     scope: Option<String>,
+}
+
+impl JsonSchema for FilterBody {
+    fn schema_name() -> Cow<'static, str> {
+        "FilterBody".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let members: Map<String, Value> =
+            Wanted::NAMES.map(|name| (name.to_owned(), forms::member(name))).into_iter().collect();
+        json_schema!({ "type": "object", "properties": members, "additionalProperties": false })
+    }
 }
 
 /// A member that stands there is a text. `null`, as of a script's unset variable, would widen the filter.

@@ -176,6 +176,10 @@ async fn a_change_of_many_says_which_and_why() {
         (json!({"filter": {}, "reason": "x"}), "`filter` is empty"),
         (json!({"filter": {"state": "unknown"}}), "`reason` is empty"),
         (json!({"filter": {"state": "unknown"}, "reason": " "}), "`reason` is empty"),
+        (
+            json!({"filter": {"state": "unknown"}, "reason": "x".repeat(2001), "dry_run": true}),
+            "longer than 2000 bytes",
+        ),
         (json!({"filter": {"state": "unknown"}, "all": true, "reason": "x"}), "do not go together"),
         (json!({"filter": {"state": "lost"}, "reason": "x"}), "`state` must be one of"),
         (json!({"filter": {"route": ""}, "reason": "x"}), "`route` is empty"),
