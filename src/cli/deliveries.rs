@@ -111,13 +111,12 @@ fn table() -> Table<7> {
 
 fn row(delivery: &Value) -> [String; 7] {
     let id = delivery["id"].as_str().unwrap_or_default();
-    let due = if delivery["due_at"].is_null() { &delivery["expires_at"] } else { &delivery["due_at"] };
     [
         text(&Value::from(id.get(..DIGITS).unwrap_or(id))),
         text(&delivery["route"]),
         text(&delivery["state"]),
         text(&delivery["accepted_at"]),
-        text(due),
+        text(&delivery["due_at"]),
         text(&delivery["attempts"]),
         text(&delivery["reason"]),
     ]

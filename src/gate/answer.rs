@@ -4,11 +4,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{
-    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, CONNECTION, ORIGIN,
-    RETRY_AFTER, VARY,
+    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ALLOW, CONNECTION,
+    CONTENT_TYPE, ORIGIN, RETRY_AFTER, VARY,
 };
-use http::{HeaderMap, HeaderName, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use tokio::sync::oneshot;
 
 use super::request::Head;
@@ -32,6 +33,16 @@ pub struct HeaderNames {
     pub replayed: Option<HeaderName>,
     /// `Idempotency-Expires`
     pub expires: Option<HeaderName>,
+}
+
+/// The answer to another method at one of the gate's own paths that are only read (RFC 9110, 15.5.6).
+pub(super) fn takes_get_only() -> Response<Body> {
+    let mut response = Response::new(Body::full(Bytes::from_static(b"this path takes GET and HEAD\n")));
+    *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+    let headers = response.headers_mut();
+    headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
 }
 
 impl HeaderNames {

@@ -11,7 +11,7 @@ const OPENS_AFTER: u32 = 5;
 const OPEN: Duration = Duration::from_secs(1);
 
 /// The longest time that the circuit stays open.
-const LONGEST_OPEN: Duration = Duration::from_secs(30);
+const LONGEST_OPEN: Duration = Duration::from_secs(5);
 
 /// Whether an upstream can be reached.
 #[derive(Default)]

@@ -22,7 +22,7 @@ use super::{Gate, RouteState};
 use crate::idempotency::delivery::{Deliver, Order};
 use crate::idempotency::record::{RecordId, State};
 use crate::route::Route;
-use crate::store::deliveries::{self, Batch, Change, DeliveryState, Held, Lane, Take, Taken};
+use crate::store::deliveries::{self, Batch, Change, DeliveryState, Held, Take, Taken};
 use crate::store::{Counting, Error};
 
 /// For how long nobody else takes a delivery that was taken. An attempt may last longer: whoever takes it meanwhile finds its
@@ -36,7 +36,7 @@ const POLL: Duration = Duration::from_millis(500);
 const LEFT_OVER: Duration = Duration::from_secs(30);
 
 /// How many deliveries, and bytes of them, to take at a time.
-const BATCH: usize = 64;
+const BATCH: usize = 256;
 const BATCH_BYTES: usize = 8 << 20;
 
 /// How long ends are gathered before a few deliveries are taken in their place, so that not each costs a call of its own.
@@ -50,8 +50,6 @@ struct Lines {
     /// How many are under way.
     running: Arc<AtomicU32>,
     circuit: Arc<Mutex<Circuit>>,
-    /// After which lane to go on.
-    after: Option<Lane>,
     /// When the next may begin, where the route has a rate.
     next: Instant,
     /// When the last were taken.
@@ -105,8 +103,7 @@ pub async fn deliver_accepted(
 
 /// Delivers what a route accepted, until there is no such route.
 async fn deliver_of(current: impl Fn() -> Arc<Gate>, name: Arc<str>) {
-    let mut lines =
-        Lines { running: Arc::default(), circuit: Arc::default(), after: None, next: Instant::now(), taken: None };
+    let mut lines = Lines { running: Arc::default(), circuit: Arc::default(), next: Instant::now(), taken: None };
     loop {
         let gate = current();
         let Some(route) = gate.router.routes().iter().find(|route| route.name == name) else { return };
@@ -145,7 +142,6 @@ impl Lines {
             max_bytes: BATCH_BYTES,
             hold: HOLD,
             is_ordered: policy.order == Order::Scope,
-            after: self.after,
         };
         let taking = async { deliveries::of(&*gate.shared.store)?.take_due(take).await };
         let batch = match timeout(HOLD / 2, taking).await {
@@ -156,8 +152,7 @@ impl Lines {
             }
             Err(_) => return 2 * POLL,
         };
-        let Batch { taken, is_more, after, next_due_in } = batch;
-        self.after = after;
+        let Batch { taken, is_more, next_due_in } = batch;
         let count = taken.len() as u32;
         self.taken = Some(Instant::now()).filter(|_| count > 0);
         if let Some(rate) = policy.rate {

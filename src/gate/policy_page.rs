@@ -8,12 +8,13 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::header::{
-    ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, DATE, ETAG, VARY,
+    ACCEPT, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, DATE, ETAG, VARY,
     X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 
 use self::document::Document;
+use super::answer::takes_get_only;
 use crate::http::body::Body;
 use crate::http::headers::{is_known, members};
 use crate::http::upstream::Upstream;
@@ -62,10 +63,7 @@ impl PolicyPage {
     pub(super) fn answer<B>(&self, request: &Request<B>) -> Response<Body> {
         let headers = request.headers();
         let mut response = if *request.method() != Method::GET && *request.method() != Method::HEAD {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-            response
+            takes_get_only()
         } else if prefers_html(headers) {
             self.html.answer(headers)
         } else {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, DATE, RETRY_AFTER, VARY};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, DATE, RETRY_AFTER, VARY};
+use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::answer::Reply;
+use super::answer::{Reply, takes_get_only};
 use super::request::Head;
 use super::{Gate, OVERLOADED_RETRY, TOO_MANY};
 use crate::http::answer;
@@ -97,10 +97,7 @@ impl Gate {
         id: RequestId,
     ) -> Result<Response<Body>, Problem> {
         if *request.method() != Method::GET && *request.method() != Method::HEAD {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-            return Ok(response);
+            return Ok(takes_get_only());
         }
         let Some(_permit) = self.shared.usage.requests.acquire(1) else {
             return Err(Problem::new(Code::Overloaded, TOO_MANY).retry_after(OVERLOADED_RETRY));

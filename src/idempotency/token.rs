@@ -100,7 +100,7 @@ impl TokenClaims {
         let Some(ClaimValue::Scalar(marked)) = self.get(name) else { return None };
         let [b'n', literal @ ..] = &**marked else { return None };
         let number: f64 = std::str::from_utf8(literal).ok()?.parse().ok()?;
-        (number >= 0.0).then_some(number as u64)
+        (number >= 0.0 && number.is_finite()).then_some(number as u64)
     }
 
     /// About how much memory it takes, in bytes.
@@ -212,6 +212,8 @@ mod tests {
         let seconds =
             |written: &str| TokenClaims::parse(format!("{{\"exp\":{written}}}").as_bytes()).unwrap().seconds("exp");
         assert_eq!((seconds("12"), seconds("12.9"), seconds("1e3")), (Some(12), Some(12), Some(1000)));
-        assert_eq!((seconds("\"12\""), seconds("-1"), seconds("null"), seconds("[1]")), (None, None, None, None));
+        for wrong in ["\"12\"", "-1", "null", "[1]", "1e400"] {
+            assert_eq!(seconds(wrong), None, "{wrong}");
+        }
     }
 }

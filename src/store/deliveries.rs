@@ -28,7 +28,8 @@ pub trait Deliveries: Send + Sync {
     async fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Error>;
 
     /// Takes due deliveries of one route, unless it is paused: none of them is due again before the hold ends. Durable when
-    /// it returns. Those that somebody else takes at the moment are left out.
+    /// it returns. Those that somebody else takes at the moment are left out. Where not all that is due can be taken, each lane
+    /// has its turn.
     async fn take_due(&self, take: Take) -> Result<Batch, Error>;
 
     /// Changes a delivery. Durable when it returns. False, and nothing changes, where it is no longer the one that was
@@ -159,8 +160,6 @@ pub struct Take {
     pub hold: Duration,
     /// Whether a delivery waits until those of its lane that were accepted before it are gone or dead.
     pub is_ordered: bool,
-    /// After which lane to go on where not all that is due can be taken: so each lane has its turn.
-    pub after: Option<Lane>,
 }
 
 /// Some deliveries that were taken.
@@ -170,8 +169,6 @@ pub struct Batch {
     pub taken: Vec<Taken>,
     /// There may be more that are due.
     pub is_more: bool,
-    /// After which lane to go on.
-    pub after: Option<Lane>,
     /// When the next of those that were seen is due, if nothing is due now and that is known.
     pub next_due_in: Option<Duration>,
 }

@@ -1,5 +1,6 @@
--- What wrk sends. After `--` come: what changes ("fixed", "unique" or "set"), the path, the Host, and a key or the
--- prefix of keys; for "set" also how many keys there are.
+-- What wrk sends. After `--` come: what changes ("fixed", "unique", "steady" or "set"), the path, the Host, and a key or the
+-- prefix of keys; for "set" also how many keys there are, and for "steady", which is "unique" at a steady rate, how many
+-- requests a thread sends in a second.
 --
 -- As little as possible happens for each request, because it is taken from the machine that is measured: "unique"
 -- splices a counter into a request that is otherwise ready, "set" takes the next of the requests made beforehand, and
@@ -23,7 +24,8 @@ function init(args)
     if changes == "fixed" then
         -- Without a function `request`, wrk asks this once and sends what it got for ever.
         wrk.format = function() return head .. tail end
-    elseif changes == "unique" then
+    elseif changes == "unique" or changes == "steady" then
+        if changes == "steady" then delay = pace(1000 / keys) end
         head = head .. "-" .. number .. "-"
         local count = 10000000
         request = function()
@@ -42,6 +44,20 @@ function init(args)
         end
     else
         error("what changes? " .. tostring(changes))
+    end
+end
+
+-- A function that gives the milliseconds until the next request is due. One that comes late is sent at once, so that the rate
+-- is kept.
+function pace(gap)
+    local ffi = require("ffi")
+    ffi.cdef("typedef struct { long seconds, nanoseconds; } timespec; int clock_gettime(int clock, timespec *now);")
+    local clock, due = ffi.new("timespec"), nil
+    return function()
+        ffi.C.clock_gettime(1, clock)
+        local now = tonumber(clock.seconds) * 1000 + tonumber(clock.nanoseconds) / 1e6
+        due = (due or now) + gap
+        return math.max(0, math.floor(due - now + 0.5))
     end
 end
 

@@ -47,6 +47,20 @@ def install_missing(programs):
         raise Failed(f"could not install {' '.join(packages)}")
 
 
+def build(root, target):
+    """The program that is shipped, which is made first."""
+    print("building the binary that is shipped", flush=True)
+    done = subprocess.run(["cargo", "build", "--profile", "ship", "--locked"], cwd=root, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise Failed("the build failed")
+    return target / "ship" / "oncegate"
+
+
+def interrupted(number, _frame):
+    """Ends the program where a signal comes, by way of what stops the servers."""
+    raise SystemExit(128 + number)
+
+
 def syncs_per_second(directory, seconds=0.7):
     """How often this disk makes 4 KiB durable in a second: pwrite and fdatasync, again and again, over a file that
     has its blocks already."""

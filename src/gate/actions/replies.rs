@@ -41,7 +41,9 @@ impl Driver {
             Reply::Failed | Reply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
             Reply::ClaimTooLate => {
                 if let Some(others) = shared.late_claims.due() {
-                    tracing::warn!(record = %self.id, others, "the store took too long for a claim, which is given up");
+                    let route = &*request.route.name;
+                    let message = "the store took too long for a claim, which is given up";
+                    tracing::warn!(record = %self.id, route, others, "{message}");
                 }
                 request.store_away()
             }
@@ -73,7 +75,8 @@ impl Driver {
             }
             Reply::ClaimUnanswered => {
                 if let Some(others) = shared.late_claims.due() {
-                    tracing::warn!(record = %self.id, others, "the store did not answer a claim in time");
+                    let route = &*request.route.name;
+                    tracing::warn!(record = %self.id, route, others, "the store did not answer a claim in time");
                 }
                 without_store(request, client);
                 return Ok(());

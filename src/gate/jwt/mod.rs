@@ -214,6 +214,10 @@ impl Settings {
             match decode::<IgnoredAny>(token, key, &validation) {
                 Ok(_) => {
                     let claims = TokenClaims::parse(&payload(token)?).map_err(|_| Unverified::Token(TWO_READINGS))?;
+                    // One issuer (RFC 7519, 4.1.1); `jsonwebtoken` takes a list of them.
+                    if matches!(claims.get("iss"), Some(ClaimValue::Nested)) {
+                        return Err(Unverified::Token("its iss is not text"));
+                    }
                     return self.check_time(&claims, now()).map(|()| claims);
                 }
                 Err(error) => why = reason(error.kind()),

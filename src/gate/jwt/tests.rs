@@ -198,6 +198,7 @@ fn forged_and_malformed_tokens_are_refused() {
         (r#"{"sub":"ann","exp":1000}"#, "expired"),
         (r#"{"sub":"ann","exp":-1}"#, ""),
         (r#"{"sub":"ann","exp":[4102444800]}"#, ""),
+        (r#"{"sub":"ann","exp":1e400}"#, ""),
         (r#"{"sub":"ann","exp":4102444800,"nbf":4102444700}"#, "not valid yet"),
         (r#"{"sub":"ann","exp":4102444800,"nbf":"1"}"#, "nbf"),
         // That two readers may take for two callers.
@@ -228,6 +229,7 @@ fn issuer_audience_and_leeway_count() {
     }
     refused(&all, &of(r#","aud":"a""#), "names no issuer");
     refused(&all, &of(r#","iss":"di","aud":"a""#), "another issuer");
+    refused(&all, &of(r#","iss":["di","id"],"aud":"a""#), "iss is not text");
     refused(&all, &of(r#","iss":"id""#), "names no audience");
     refused(&all, &of(r#","iss":"id","aud":"c""#), "another audience");
     refused(&all, &of(r#","iss":"id","aud":[]"#), "audience");

@@ -111,8 +111,7 @@ pub(super) async fn other_rules_are_refused_while_accepted_requests_wait(harness
     assert_eq!(adopt(&harness, vec![rule("charges", 2)], false).await, [change("charges", 3)]);
     // Its attempt is under way: it is one key still.
     record_of(&harness, 1, "shop", "charges").await;
-    let take =
-        Take { origin: origin("r").id(), limit: 3, max_bytes: 1 << 20, hold: LONG, is_ordered: false, after: None };
+    let take = Take { origin: origin("r").id(), limit: 3, max_bytes: 1 << 20, hold: LONG, is_ordered: false };
     for taken in queue.take_due(take).await.expect("taking works").taken {
         let ttl = match taken.delivery.id {
             found if found == id(1) => continue,

@@ -29,7 +29,7 @@ fn charge() -> Origin {
 
 fn all() -> Take {
     let (origin, limit, max_bytes) = (charge().id(), 10, usize::MAX >> 1);
-    Take { origin, limit, max_bytes, hold: LONG, is_ordered: false, after: None }
+    Take { origin, limit, max_bytes, hold: LONG, is_ordered: false }
 }
 
 async fn accept(queue: &dyn Deliveries, number: u8, lane: i64) {
@@ -168,13 +168,11 @@ pub(super) async fn each_lane_has_its_turn(harness: Harness) {
         accept(queue, number, i64::from(number)).await;
     }
     for is_ordered in [false, true] {
-        let (mut seen, mut after) = (HashSet::new(), None);
+        let mut seen = HashSet::new();
         for _ in 0..4 {
-            let batch =
-                take(queue, Take { limit: 4, after, is_ordered, hold: Duration::from_millis(1), ..all() }).await;
+            let batch = take(queue, Take { limit: 4, is_ordered, hold: Duration::from_millis(1), ..all() }).await;
             assert!(batch.is_more && batch.taken.len() <= 4);
             seen.extend(ids(&batch));
-            after = batch.after;
             short_passes(&harness).await;
         }
         assert!((100..104).all(|number| seen.contains(&id(number))), "{is_ordered}: {seen:?}");

@@ -21,6 +21,8 @@ pub(super) struct Queue {
     kept: BTreeMap<RecordId, Kept>,
     paused: BTreeSet<i64>,
     last: u64,
+    /// After which lane each origin goes on.
+    turns: BTreeMap<i64, Lane>,
 }
 
 struct Kept {
@@ -153,13 +155,12 @@ impl Tables {
     }
 
     fn take_due(&mut self, take: &Take, now: Timestamp) -> Batch {
-        let idle = Batch { after: take.after, ..Batch::default() };
         if self.queue.paused.contains(&take.origin.0) {
-            return idle;
+            return Batch::default();
         }
-        let Some(due) = self.queue.next_due(take.origin) else { return idle };
+        let Some(due) = self.queue.next_due(take.origin) else { return Batch::default() };
         if due > now {
-            return Batch { next_due_in: Some(due.since(now)), ..idle };
+            return Batch { next_due_in: Some(due.since(now)), ..Batch::default() };
         }
         let mut batch = self.queue.choose(take, now);
         let (chosen, until, mut bytes) = (std::mem::take(&mut batch.taken), now.plus(take.hold), 0);
@@ -233,7 +234,7 @@ impl Queue {
     }
 
     /// What is taken of all that is due: the oldest, and where that is not all, one of each lane in turn for a half.
-    fn choose(&self, take: &Take, now: Timestamp) -> Batch {
+    fn choose(&mut self, take: &Take, now: Timestamp) -> Batch {
         let queued = || self.kept.values().filter(|kept| kept.origin == take.origin && !kept.delivery.is_dead());
         let mut first: BTreeMap<Lane, Sequence> = BTreeMap::new();
         for Kept { delivery, .. } in queued() {
@@ -248,15 +249,15 @@ impl Queue {
         let limit = take.limit.max(1);
         let is_more = due.len() > limit;
         let mut chosen: Vec<&Kept> = Vec::new();
-        let mut after = take.after;
+        let turn = self.turns.get(&take.origin.0).copied();
+        let mut after = turn;
         if is_more {
             chosen.extend(due.drain(..limit.div_ceil(2)));
             let mut of_lane: BTreeMap<Lane, &Kept> = BTreeMap::new();
             for kept in due.iter().rev() {
                 of_lane.insert(kept.delivery.lane, kept);
             }
-            let (before, behind): (Vec<_>, Vec<_>) =
-                of_lane.into_iter().partition(|(lane, _)| Some(*lane) <= take.after);
+            let (before, behind): (Vec<_>, Vec<_>) = of_lane.into_iter().partition(|(lane, _)| Some(*lane) <= turn);
             for (lane, kept) in behind.into_iter().chain(before).take(limit - chosen.len()) {
                 chosen.push(kept);
                 after = Some(lane);
@@ -272,7 +273,11 @@ impl Queue {
             request: kept.request.clone(),
             body: kept.body.clone(),
         };
-        Batch { taken: chosen.into_iter().map(taken).collect(), is_more, after, next_due_in: None }
+        let taken = chosen.into_iter().map(taken).collect();
+        if let Some(lane) = after {
+            self.turns.insert(take.origin.0, lane);
+        }
+        Batch { taken, is_more, next_due_in: None }
     }
 
     fn change(&mut self, Held { id, token, until }: Held, change: Change, now: Timestamp) -> bool {

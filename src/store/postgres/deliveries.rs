@@ -1,6 +1,8 @@
 //! Requests that are delivered later.
 
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -38,15 +40,56 @@ pub(super) const FINISH: Query =
 
 const TAKE: &str = "SELECT t.id, t.token, t.sequence, t.lane, t.accepted_at, t.queued_at, t.due, NULL::bigint, t.attempts, \
      t.head, t.note, o.service, o.namespace, o.route, t.request, t.body, t.now, t.is_more, t.last_lane, t.next_due \
-     FROM oncegate.take_due_v1($1, $2, $3, $4, $5, $6) t LEFT JOIN oncegate.origin o ON o.id = $1";
+     FROM oncegate.take_due_v2($1, $2, $3, $4, $5, $6, $7, $8) t LEFT JOIN oncegate.origin o ON o.id = $1";
 
-const CHANGE: &str = "SELECT oncegate.change_delivery_v1($1, $2, $3, $4, $5, $6, $7)";
+const CHANGE: &str = "SELECT oncegate.change_delivery_v2($1, $2, $3, $4, $5, $6, $7)";
+
+/// How often what is due is looked for from the beginning: what became visible late, or is behind a clock that was set back.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long after it was accepted, in milliseconds, a request is expected to be visible.
+const VISIBLE: i64 = 1_000;
+
+/// Where this process has come to in the deliveries of each route. What was taken before stays in the indexes for a while,
+/// and would be scanned again by each take.
+#[derive(Default)]
+pub(super) struct Takes(Mutex<HashMap<OriginId, Position>>);
+
+/// From where to take; `None` is the beginning.
+#[derive(Clone, Copy, Default)]
+struct Position {
+    /// The lane that had the last turn.
+    lane: Option<i64>,
+    /// Nothing was due before, in milliseconds.
+    due: Option<i64>,
+    /// What was due had no lower place in the order of acceptance.
+    sequence: Option<i64>,
+    /// When there was a look from the beginning.
+    since: Option<Instant>,
+}
+
+impl Takes {
+    fn from(&self, origin: OriginId) -> Position {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&origin).copied().unwrap_or_default();
+        if known.since.is_some_and(|since| since.elapsed() < LOOK_AGAIN) {
+            return known;
+        }
+        Position { lane: known.lane, due: None, sequence: None, since: Some(Instant::now()) }
+    }
+
+    fn reached(&self, origin: OriginId, from: Position, found: Position) {
+        let due = found.due.map(|due| due.saturating_sub(VISIBLE)).or(from.due);
+        let (lane, sequence) = (found.lane.or(from.lane), found.sequence.or(from.sequence));
+        let position = Position { lane, due, sequence, since: from.since };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(origin, position);
+    }
+}
 
 /// A query for deliveries, then the time, and perhaps more columns of them; `rest` says which.
 fn select(more: &str, rest: &str) -> String {
     format!(
-        "SELECT d.id, d.token, d.sequence, d.lane, d.accepted_at, d.queued_at, d.due, d.dead_until, d.attempts, d.head, \
-         d.note, o.service, o.namespace, o.route, oncegate.now_v1(){more} \
+        "SELECT d.id, d.token, d.sequence, d.lane, d.accepted_at, d.queued_at, \
+         greatest(d.due, d.held_until), d.dead_until, d.attempts, d.head, d.note, o.service, o.namespace, o.route, oncegate.now_v1(){more} \
          FROM oncegate.delivery d LEFT JOIN oncegate.origin o ON o.id = d.origin {rest}"
     )
 }
@@ -92,17 +135,21 @@ impl Deliveries for Postgres {
 
     async fn take_due(&self, take: Take) -> Result<Batch, Error> {
         self.ensure_open()?;
-        let after = take.after.map(|Lane(lane)| lane);
-        let values: [Parameter<'_>; 6] = [
+        let from = self.takes.from(take.origin);
+        let values: [Parameter<'_>; 8] = [
             (&take.origin.0, Type::INT8),
             (&row::count(take.limit), Type::INT8),
             (&row::count(take.max_bytes), Type::INT8),
             (&row::span(take.hold), Type::INT8),
             (&take.is_ordered, Type::BOOL),
-            (&after, Type::INT8),
+            (&from.lane, Type::INT8),
+            (&from.due, Type::INT8),
+            (&from.sequence, Type::INT8),
         ];
         let rows = self.pool.write(TAKE, &values).await?;
-        batch(&rows).map_err(unreadable)
+        let (batch, reached) = batch(&rows).map_err(unreadable)?;
+        self.takes.reached(take.origin, from, reached);
+        Ok(batch)
     }
 
     async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
@@ -307,9 +354,9 @@ fn delivery(found: &Row) -> Result<Delivery, Unreadable> {
     })
 }
 
-/// What was taken; the row without an id says what else there is.
-fn batch(rows: &[Row]) -> Result<Batch, Unreadable> {
-    let mut batch = Batch::default();
+/// What was taken, and up to where; the row without an id says what else there is.
+fn batch(rows: &[Row]) -> Result<(Batch, Position), Unreadable> {
+    let (mut batch, mut reached) = (Batch::default(), Position::default());
     for found in rows {
         if !row::is_null(found, 0)? {
             let bytes = |column| row::get::<&[u8]>(found, column).map(Bytes::copy_from_slice);
@@ -319,9 +366,14 @@ fn batch(rows: &[Row]) -> Result<Batch, Unreadable> {
         }
         let now = row::time(found, 16)?;
         batch.is_more = row::get(found, 17)?;
-        batch.after = Some(Lane(row::get(found, 18)?));
+        reached = Position {
+            lane: row::get(found, 18)?,
+            due: row::get(found, 6)?,
+            sequence: row::get(found, 2)?,
+            since: None,
+        };
         let next = row::get::<Option<i64>>(found, 19)?.map(|due| Timestamp(due.unsigned_abs()));
         batch.next_due_in = next.map(|due| due.since(now));
     }
-    Ok(batch)
+    Ok((batch, reached))
 }

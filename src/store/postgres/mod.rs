@@ -105,6 +105,7 @@ pub struct Postgres {
     /// Up to where this process has swept in this round: what was removed stays in the index for a while, and would
     /// be scanned again by each batch.
     swept_to: AtomicI64,
+    takes: deliveries::Takes,
     /// Attempts whose completion this process has seen durable: it settled them itself, or flushed the log after it read
     /// them. A commit whose wait for a synchronous standby was cancelled is visible on the primary and may be nowhere else:
     /// a record that is merely visible may be gone after a failover.
@@ -195,6 +196,7 @@ impl Postgres {
             registering: Semaphore::new(1),
             _tasks: tasks,
             swept_to: AtomicI64::new(0),
+            takes: deliveries::Takes::default(),
             durable: Cache::new(MAX_DURABLE),
             hosts,
             is_closing: AtomicBool::new(false),

@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 13] = [
+const MIGRATIONS: [Migration; 14] = [
     Migration {
         version: 1,
         name: "records",
@@ -99,6 +99,12 @@ const MIGRATIONS: [Migration; 13] = [
         version: 13,
         name: "long_queues",
         sql: include_str!("../../../migrations/postgres/0013_long_queues.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 14,
+        name: "takes",
+        sql: include_str!("../../../migrations/postgres/0014_takes.sql"),
         compatible_with: 1,
     },
 ];

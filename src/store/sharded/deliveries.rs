@@ -1,8 +1,8 @@
 //! Accepted requests: each is in the database of its record.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,7 +13,7 @@ use super::Sharded;
 use super::member::Member;
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::deliveries::{
-    self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held, Lane,
+    self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
     NewDelivery, Sequence, Take,
 };
 use crate::store::{Error, Origin, OriginId, Store};
@@ -21,27 +21,9 @@ use crate::store::{Error, Origin, OriginId, Store};
 /// How long a database may take to say what is due. What it says later is due again when its hold ends.
 const TURN: Duration = Duration::from_secs(1);
 
-/// Where the deliveries of each route go on.
-#[derive(Default)]
-pub(super) struct Lanes {
-    turn: AtomicUsize,
-    after: Arc<Mutex<HashMap<(OriginId, usize), Lane>>>,
-}
-
-impl Sharded {
-    fn taking(&self, index: usize, member: &Member, take: Take) -> BoxFuture<'static, Result<Batch, Error>> {
-        let (after, key) = (Arc::clone(&self.lanes.after), (take.origin, index));
-        let store = member.store().map(Arc::clone);
-        Box::pin(async move {
-            let lane = after.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
-            let store = store?;
-            let batch = deliveries::of(&*store)?.take_due(Take { after: lane, ..take }).await?;
-            if let Some(lane) = batch.after {
-                after.lock().unwrap_or_else(PoisonError::into_inner).insert(key, lane);
-            }
-            Ok(batch)
-        })
-    }
+fn taking(member: &Member, take: Take) -> BoxFuture<'static, Result<Batch, Error>> {
+    let store = member.store().map(Arc::clone);
+    Box::pin(async move { deliveries::of(&*store?)?.take_due(take).await })
 }
 
 #[async_trait]
@@ -64,16 +46,16 @@ impl Deliveries for Sharded {
     /// From one database after another, and each is the first in its turn.
     async fn take_due(&self, take: Take) -> Result<Batch, Error> {
         let mut members = self.all();
-        let turn = self.lanes.turn.fetch_add(1, Ordering::Relaxed) % members.len().max(1);
+        let turn = self.taking_turn.fetch_add(1, Ordering::Relaxed) % members.len().max(1);
         members.rotate_left(turn);
         let (mut merged, mut works, mut failed) = (Batch::default(), false, None);
         let (mut limit, mut max_bytes) = (take.limit, take.max_bytes);
-        for (index, member) in members {
+        for (_, member) in members {
             if limit == 0 || max_bytes == 0 {
                 merged.is_more = true;
                 break;
             }
-            let taking = self.taking(index, &member, Take { limit, max_bytes, ..take });
+            let taking = taking(&member, Take { limit, max_bytes, ..take });
             let taken = timeout(TURN, self.each(vec![(member, taking)], |busy| &busy.taking, TURN)).await;
             let batch = match taken {
                 Ok(Ok(batches)) => batches.into_iter().next().unwrap_or_default(),

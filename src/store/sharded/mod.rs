@@ -75,7 +75,8 @@ pub struct Sharded {
     /// Leases that turned out to be past after nobody waited for it any more.
     expired_late: Arc<Mutex<Vec<RecordId>>>,
     swept_before: AtomicUsize,
-    lanes: deliveries::Lanes,
+    /// Which database is the first to be asked for deliveries.
+    taking_turn: AtomicUsize,
     moved: Moved,
     databases: Arc<dyn Databases>,
     _tasks: JoinSet<()>,
@@ -113,7 +114,7 @@ impl Sharded {
             removals,
             expired_late: Arc::default(),
             swept_before: AtomicUsize::new(0),
-            lanes: deliveries::Lanes::default(),
+            taking_turn: AtomicUsize::new(0),
             moved: Moved::default(),
             databases,
             _tasks: tasks,

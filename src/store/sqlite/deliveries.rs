@@ -78,7 +78,7 @@ impl Deliveries for Sqlite {
             return Ok(Batch::default());
         };
         if let Some(wait) = next {
-            return Ok(Batch { next_due_in: Some(wait), after: take.after, ..Batch::default() });
+            return Ok(Batch { next_due_in: Some(wait), ..Batch::default() });
         }
         self.ask(TakeRequest(take)).await
     }
@@ -178,7 +178,10 @@ impl Request for TakeRequest {
             return Ok(Batch::default());
         }
         let chosen = Chosen::of(session, take, now)?;
-        let (mut batch, mut bytes) = (Batch { is_more: chosen.is_crowded, after: chosen.after, ..Batch::default() }, 0);
+        if let Some(lane) = chosen.last_lane {
+            session.turns.insert(take.origin, lane);
+        }
+        let (mut batch, mut bytes) = (Batch { is_more: chosen.is_crowded, ..Batch::default() }, 0);
         let sql = select(", d.request, d.body", "WHERE d.sequence = ?1");
         let until = now.plus(take.hold);
         for sequence in chosen.sequences {
@@ -206,7 +209,8 @@ impl Request for TakeRequest {
 struct Chosen {
     sequences: Vec<i64>,
     is_crowded: bool,
-    after: Option<Lane>,
+    /// The last that had its turn, where they have turns.
+    last_lane: Option<Lane>,
 }
 
 impl Chosen {
@@ -223,7 +227,7 @@ impl Chosen {
             .collect::<rusqlite::Result<_>>()?;
         let is_crowded = oldest.len() >= candidates;
         let by_age = if is_crowded { most.div_ceil(2) } else { most };
-        let mut chosen = Self { sequences: Vec::new(), is_crowded, after: take.after };
+        let mut chosen = Self { sequences: Vec::new(), is_crowded, last_lane: None };
         let mut first = session.conn.prepare_cached(
             "SELECT sequence FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
              ORDER BY sequence LIMIT 1",
@@ -259,7 +263,7 @@ impl Chosen {
             "SELECT sequence, due FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
              ORDER BY sequence LIMIT ?3",
         )?;
-        let mut lane = take.after.map_or(i64::MIN, |Lane(lane)| lane);
+        let mut lane = session.turns.get(&take.origin).map_or(i64::MIN, |Lane(lane)| *lane);
         let mut has_wrapped = lane == i64::MIN;
         for _ in 0..MAX_STEPS {
             if self.sequences.len() >= most {
@@ -283,7 +287,7 @@ impl Chosen {
                 self.sequences.push(*sequence);
             }
         }
-        self.after = Some(Lane(lane));
+        self.last_lane = Some(Lane(lane));
         Ok(())
     }
 }

@@ -15,9 +15,10 @@ use super::health::{Health, HealthChange};
 use super::reserve::{self, Reserve};
 use super::{row, schema};
 use crate::idempotency::record::{RecordId, State, Timestamp};
-use crate::store::ErrorKind;
 use crate::store::clock::Clock;
+use crate::store::deliveries::Lane;
 use crate::store::rules::{self, RecordView};
+use crate::store::{ErrorKind, OriginId};
 
 /// The log is copied into the database when it has this many pages: 16 MiB.
 const CHECKPOINT_PAGES: i32 = 4096;
@@ -38,6 +39,8 @@ pub(super) struct Session {
     /// The row ids and views of claims of this process that nothing has changed since, so that settling them needs no
     /// lookup.
     in_flight: HashMap<RecordId, (i64, RecordView)>,
+    /// After which lane the deliveries of each route go on.
+    pub(super) turns: HashMap<OriginId, Lane>,
     changes_before: u64,
     /// Whether this transaction shows that claims have room.
     takes_claims: bool,
@@ -67,6 +70,7 @@ impl Session {
             counts: opened.counts,
             committed,
             in_flight: HashMap::new(),
+            turns: HashMap::new(),
             changes_before: 0,
             takes_claims: false,
             stamped: None,

@@ -168,7 +168,10 @@ const ASKED_OF_THE_QUEUE: &[&str] = &[
         ARRAY['\\x', '\\x']::bytea[])",
     "SELECT * FROM oncegate.take_due_v1(1, 8, 1000000, 0, false, NULL)",
     "SELECT * FROM oncegate.take_due_v1(1, 8, 1000000, 0, true, 3)",
+    "SELECT * FROM oncegate.take_due_v2(1, 8, 1000000, 0, false, NULL, NULL, NULL)",
+    "SELECT * FROM oncegate.take_due_v2(1, 8, 1000000, 0, true, 3, 1, 1)",
     "SELECT oncegate.change_delivery_v1('\\x01', '\\x01', 0, 1::smallint, 1, true, NULL)",
+    "SELECT oncegate.change_delivery_v2('\\x01', '\\x01', 0, 1::smallint, 1, true, NULL)",
     "SELECT oncegate.change_delivery_v1('\\x01', '\\x01', 0, 2::smallint, 1, true, '\\x')",
     "SELECT oncegate.requeue_delivery_v1('\\x01')",
     "SELECT oncegate.discard_delivery_v1('\\x01')",
@@ -228,5 +231,47 @@ async fn the_queue_is_never_read_as_a_whole() {
                 assert!(found.is_none(), "{when}, {found:?}: {plan}");
             }
         }
+    }
+}
+
+/// The most pages that a statement of these plans touched.
+fn pages_touched(plans: &[String]) -> u64 {
+    let hits = |plan: &String| {
+        let first = plan.split("Buffers: ").nth(1).unwrap_or_default().lines().next().unwrap_or_default();
+        let parts = first.trim_start_matches("shared ").split(' ').filter_map(|part| part.split_once('='));
+        parts.filter(|(kind, _)| ["hit", "read"].contains(kind)).map(|(_, pages)| pages.parse::<u64>().unwrap()).sum()
+    };
+    plans.iter().map(hits).max().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_take_passes_over_nothing_that_was_taken_before() {
+    let Some(database) = database() else { return };
+    database.run("ALTER TABLE oncegate.delivery SET (autovacuum_enabled = false)");
+    let fill = "INSERT INTO oncegate.delivery (id, token, origin, lane, accepted_at, queued_at, due, head, request, body)
+                SELECT sha256(int4send(i)), '\\x00', 1, i % LANES, 1, 1, i, '\\x', '\\x', '\\x' FROM generate_series(1, 20000) i";
+    for lanes in [1, 3] {
+        database.run("TRUNCATE oncegate.delivery");
+        database.run(&fill.replace("LANES", &lanes.to_string()));
+        database.run("DELETE FROM oncegate.delivery WHERE due <= 19000");
+        let first = database.value("SELECT min(sequence) FROM oncegate.delivery");
+        let (client, plans) = explained(&database.url).await;
+        client.batch_execute("SET auto_explain.log_buffers = on").await.unwrap();
+        let touched = async |from_due: &str, from_sequence: &str| {
+            plans.lock().unwrap().clear();
+            let take = format!(
+                "SELECT * FROM oncegate.take_due_v2(1, 8, 1000000, 0, false, NULL, {from_due}, {from_sequence})"
+            );
+            client.simple_query(&take).await.unwrap();
+            let plans = std::mem::take(&mut *plans.lock().unwrap());
+            let of_queue: Vec<String> =
+                plans.into_iter().filter(|plan| plan.contains(" delivery ") && !plan.contains("take_due")).collect();
+            assert!(of_queue.len() >= 4, "{of_queue:#?}");
+            pages_touched(&of_queue)
+        };
+        let from_where_it_was = touched("19000", &first).await;
+        assert!(from_where_it_was < 150, "{lanes} lanes: {from_where_it_was} pages");
+        let from_the_beginning = touched("NULL", "NULL").await;
+        assert!(from_the_beginning > 300, "what shows the difference: {from_the_beginning} pages");
     }
 }
