@@ -36,7 +36,7 @@ const POLL: Duration = Duration::from_millis(500);
 const LEFT_OVER: Duration = Duration::from_secs(30);
 
 /// How many deliveries, and bytes of them, to take at a time.
-const BATCH: usize = 256;
+const BATCH: usize = 64;
 const BATCH_BYTES: usize = 8 << 20;
 
 /// How long ends are gathered before a few deliveries are taken in their place, so that not each costs a call of its own.
