@@ -22,6 +22,7 @@ mod audit;
 mod connect;
 mod deliveries;
 mod description;
+mod durable;
 mod error;
 mod host_selection;
 mod hosts;
@@ -70,14 +71,11 @@ use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
     LeaseRenewal, Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, Store,
 };
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{Attempt, RecordId, State, Version};
 
 /// How long a record that another transaction holds is left alone, at first and at most.
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
 const MAX_BACKOFF: Duration = Duration::from_millis(500);
-
-/// How many completions are remembered as durable. One that is not costs its next reader one more commit.
-const MAX_DURABLE: usize = 1 << 18;
 
 /// The settings of a PostgreSQL store.
 #[derive(Clone)]
@@ -197,7 +195,7 @@ impl Postgres {
             _tasks: tasks,
             swept_to: AtomicI64::new(0),
             takes: deliveries::Takes::default(),
-            durable: Cache::new(MAX_DURABLE),
+            durable: Cache::new(durable::REMEMBERED),
             hosts,
             is_closing: AtomicBool::new(false),
             description,
@@ -232,41 +230,6 @@ impl Postgres {
 
     fn ensure_open(&self) -> Result<(), Error> {
         if self.is_closing.load(Ordering::Relaxed) { Err(Error::closed()) } else { Ok(()) }
-    }
-
-    /// Returns once a record that was read on a host is durable. True if another host is in use by then, so that it
-    /// must be read again. One flush serves all that wait for one.
-    ///
-    /// A flush on an old primary, whose standby was promoted away, does not return.
-    async fn ensure_durable(
-        &self,
-        id: RecordId,
-        record: &Record,
-        now: Timestamp,
-        host: Option<usize>,
-    ) -> Result<bool, Error> {
-        let is_durable = match record.state {
-            State::Completed => self.durable.get(&record.attempt).is_some(),
-            State::InFlight => record.until > now,
-            State::Unknown => false,
-        };
-        if !is_durable {
-            let ClaimReply::Flushed { host: flushed } = self.claims.submit(ClaimOperation::Flush { id }).await? else {
-                return Err(unexpected_reply());
-            };
-            if host != Some(flushed) {
-                return Ok(true);
-            }
-        }
-        self.remember(record);
-        Ok(false)
-    }
-
-    /// Notes that a record was seen durable.
-    fn remember(&self, record: &Record) {
-        if record.state == State::Completed {
-            self.durable.insert(record.attempt, ());
-        }
     }
 }
 

@@ -1,0 +1,46 @@
+//! Whether what was read is durable: a commit may be on the primary only.
+
+use super::operation::{ClaimOperation, ClaimReply};
+use super::{Postgres, unexpected_reply};
+use crate::idempotency::record::{Record, RecordId, State, Timestamp};
+use crate::store::Error;
+
+/// How many completions are remembered as durable. One that is not costs its next reader one more commit.
+pub(super) const REMEMBERED: usize = 1 << 18;
+
+impl Postgres {
+    /// Returns once a record that was read on a host is durable. True if another host is in use by then, so that it
+    /// must be read again. One flush serves all that wait for one.
+    ///
+    /// A flush on an old primary, whose standby was promoted away, does not return.
+    pub(super) async fn ensure_durable(
+        &self,
+        id: RecordId,
+        record: &Record,
+        now: Timestamp,
+        host: Option<usize>,
+    ) -> Result<bool, Error> {
+        let is_durable = match record.state {
+            State::Completed => self.durable.get(&record.attempt).is_some(),
+            State::InFlight => record.until > now,
+            State::Unknown => false,
+        };
+        if !is_durable {
+            let ClaimReply::Flushed { host: flushed } = self.claims.submit(ClaimOperation::Flush { id }).await? else {
+                return Err(unexpected_reply());
+            };
+            if host != Some(flushed) {
+                return Ok(true);
+            }
+        }
+        self.remember(record);
+        Ok(false)
+    }
+
+    /// Notes that a record was seen durable.
+    pub(super) fn remember(&self, record: &Record) {
+        if record.state == State::Completed {
+            self.durable.insert(record.attempt, ());
+        }
+    }
+}
