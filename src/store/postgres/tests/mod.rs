@@ -1,5 +1,6 @@
 //! Against a real server.
 
+mod deliveries;
 mod faults;
 mod hosts;
 mod plans;
