@@ -1,4 +1,4 @@
--- Takes what is due for less: without passing over what was taken before, and without a write to an index.
+-- Takes what is due for less: without passing over what was taken before and, as a rule, without a write to an index.
 --
 -- Gates that run on the older schema go on with the older functions.
 
@@ -13,8 +13,8 @@ ALTER TABLE oncegate.delivery SET (fillfactor = 50);
 -- lower ones: so the next lane is found at its end, where its latest deliveries are.
 --
 -- A row that is removed stays in the indexes until the table is vacuumed, and a scan from their beginning would pass over all of
--- them: a minute of deliveries. So this looks for nothing that was due before `from_due` nor, in the rounds, for what was accepted
--- before `from_sequence`. The caller knows both from the last time, and gives none of them now and then.
+-- them: a minute of deliveries. So this looks for nothing that was due before `from_due` nor, in a lane that has later ones, for what
+-- was accepted before `from_sequence`. The caller knows both from the last time, and gives none of them now and then.
 --
 -- The last row has no id. It says whether there may be more, before which lane to go on, and when the next is due; in `due`
 -- and `sequence` stands the least of what was found.
@@ -108,14 +108,22 @@ BEGIN
                 SELECT v.lane, (
                     SELECT e.id FROM (
                         SELECT d.id, d.due, d.held_until, d.lane, d.sequence FROM oncegate.delivery d
-                        WHERE d.origin = of_origin AND (d.lane, d.sequence) >= (v.lane, least_sequence) AND d.lane <= v.lane
+                        WHERE d.origin = of_origin AND (d.lane, d.sequence) >= (v.lane, v.first) AND d.lane <= v.lane
                             AND d.dead_until IS NULL
                         ORDER BY d.lane, d.sequence LIMIT depth
                     ) e
                     WHERE e.due <= at AND e.held_until <= at AND e.id <> ALL (chosen) ORDER BY e.lane, e.sequence LIMIT 1
                 ) AS id
-                FROM (SELECT lane FROM visited OFFSET 1 LIMIT room) v
-                WHERE v.lane IS NOT NULL
+                FROM (
+                    SELECT l.lane, coalesce((
+                        SELECT least_sequence FROM oncegate.delivery d
+                        WHERE d.origin = of_origin AND (d.lane, d.sequence) >= (l.lane, least_sequence) AND d.lane <= l.lane
+                            AND d.dead_until IS NULL
+                        ORDER BY d.lane, d.sequence LIMIT 1
+                    ), lowest) AS first
+                    FROM (SELECT lane FROM visited OFFSET 1 LIMIT room) l
+                    WHERE l.lane IS NOT NULL OFFSET 0
+                ) v
             ) f;
             chosen := chosen || of_lanes;
             lanes_left := lanes_left - seen;

@@ -179,6 +179,35 @@ pub(super) async fn each_lane_has_its_turn(harness: Harness) {
     }
 }
 
+/// Its place in the order of acceptance is before all of the others, and it is due after them.
+pub(super) async fn what_is_queued_again_has_its_turn_beside_a_long_lane(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    let again = 1..4;
+    for number in again.clone() {
+        accept(queue, number, 1).await;
+    }
+    for taken in take(queue, all()).await.taken {
+        let park = Change::Park { ttl: LONG, is_attempt: true, note: Bytes::new() };
+        assert!(queue.change(taken.held(), park).await.expect("the store works"));
+    }
+    for number in 10..120 {
+        accept(queue, number, 2).await;
+    }
+    short_passes(&harness).await;
+    let limited = Take { limit: 8, ..all() };
+    assert_eq!(take(queue, limited).await.taken.len(), 8);
+    for number in again.clone() {
+        assert!(queue.requeue(id(number)).await.expect("the store works"));
+    }
+    short_passes(&harness).await;
+    let mut seen = HashSet::new();
+    // Where there are three databases, each has its turn three times.
+    for _ in 0..9 {
+        seen.extend(ids(&take(queue, limited).await));
+    }
+    assert!(again.into_iter().all(|number| seen.contains(&id(number))), "{seen:?}");
+}
+
 pub(super) async fn one_lane_fills_a_batch(harness: Harness) {
     let Some(queue) = harness.store.deliveries() else { return };
     for number in 0..30 {

@@ -168,6 +168,7 @@ where
         deliveries::a_lane_is_taken_in_order
         deliveries::each_lane_has_its_turn
         deliveries::one_lane_fills_a_batch
+        deliveries::what_is_queued_again_has_its_turn_beside_a_long_lane
         deliveries::a_batch_has_its_limits
         deliveries::a_route_is_paused
         deliveries::what_is_dead_waits_for_an_operator

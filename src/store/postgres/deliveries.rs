@@ -60,9 +60,9 @@ pub(super) struct Takes(Mutex<HashMap<OriginId, Position>>);
 struct Position {
     /// The lane that had the last turn.
     lane: Option<i64>,
-    /// Nothing was due before, in milliseconds.
+    /// Nothing that was free was due before, in milliseconds.
     due: Option<i64>,
-    /// What was due had no lower place in the order of acceptance.
+    /// The least place in the order of acceptance among the oldest that were due.
     sequence: Option<i64>,
     /// When there was a look from the beginning.
     since: Option<Instant>,

@@ -92,6 +92,12 @@ pub enum OpenError {
          default_transaction_isolation = 'read committed', or the same of the database"
     )]
     Isolation(String),
+    /// Somebody has the tables of the schema locked.
+    #[error(
+        "another session has the tables of the schema `oncegate` locked, such as a backup or an open transaction: nothing was \
+         changed; run `oncegate migrate` again when it has ended"
+    )]
+    Locked,
     /// The list of databases is not the one that the database knows.
     #[error(transparent)]
     Layout(#[from] Misfit),

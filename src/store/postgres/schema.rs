@@ -1,10 +1,13 @@
 //! The schema `oncegate` and its migrations.
 
-use tokio::time::Instant;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use super::connect::Connector;
+use super::error::is_lock_timeout;
 use super::{OpenError, Opened, Settings};
 use crate::idempotency::record::Timestamp;
 
@@ -125,16 +128,42 @@ pub async fn pending(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
     missing(session.client()).await
 }
 
-/// Applies the missing migrations, in one transaction and one process at a time, and returns them.
+/// How long a migration waits for a lock, since what gates do waits behind it; how long it then lets them go on; and for how
+/// long it tries.
+const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '500ms'";
+const PAUSE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Applies the missing migrations, in one transaction and one process at a time, and returns them. Where others have the tables
+/// locked, it tries again for a minute.
 ///
 /// # Errors
 /// See [`OpenError`].
 pub async fn migrate(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
     let mut session = Connector::new(settings).connect_unchecked().await?;
-    let sql = |error: tokio_postgres::Error| OpenError::of(&error);
-    let transaction = session.client_mut().transaction().await.map_err(sql)?;
+    let began = Instant::now();
+    loop {
+        match try_migrate(session.client_mut()).await {
+            Err(Failed::Sql(error)) if is_lock_timeout(&error) && began.elapsed() < PATIENCE => sleep(PAUSE).await,
+            Err(Failed::Sql(error)) if is_lock_timeout(&error) => return Err(OpenError::Locked),
+            Err(Failed::Sql(error)) => return Err(OpenError::of(&error)),
+            Err(Failed::Open(error)) => return Err(error),
+            Ok(applied) => return Ok(applied),
+        }
+    }
+}
+
+enum Failed {
+    Sql(tokio_postgres::Error),
+    Open(OpenError),
+}
+
+async fn try_migrate(client: &mut Client) -> Result<Vec<Migration>, Failed> {
+    let sql = Failed::Sql;
+    let transaction = client.transaction().await.map_err(sql)?;
     transaction.batch_execute(LOCK).await.map_err(sql)?;
-    let missing = missing(transaction.client()).await?;
+    let missing = missing(transaction.client()).await.map_err(Failed::Open)?;
+    transaction.batch_execute(LOCK_TIMEOUT).await.map_err(sql)?;
     for migration in &missing {
         transaction.batch_execute(migration.sql).await.map_err(sql)?;
         let (version, compatible_with) = (migration.version as i32, migration.compatible_with as i32);
