@@ -453,7 +453,12 @@ fn show_recovery(recovery: &Recovery) -> String {
             "a request is sent up to {} times while its client waits; then a retry gets 409 outcome-unknown",
             resend.attempts
         ),
-        Recovery::Probe(probe) => format!("a retry asks the upstream what became of it (GET {})", probe.path),
+        Recovery::Probe(probe) => {
+            let every = probe
+                .every
+                .map_or_else(String::new, |every| format!("; the gate asks by itself every {}", show_duration(every)));
+            format!("a retry asks the upstream what became of it (GET {}){every}", probe.path)
+        }
     }
 }
 

@@ -197,3 +197,15 @@ fn no_secret_is_shown() {
     assert!(shown.contains("with a token") && shown.contains("cache.internal"), "{shown}");
     assert!(!shown.contains("s3cret") && !shown.contains("a-secret"), "{shown}");
 }
+
+#[test]
+fn a_gate_that_asks_by_itself_says_so() {
+    let shown = |more: &str| {
+        let probe = format!("recovery = {{ probe = \"/by-key/{{key}}\"{more} }}");
+        block(&loaded(&format!("[[routes]]\nname = \"charges\"\npath = \"/charges\"\n{probe}\n")), sqlite())
+    };
+    let asks = "a retry asks the upstream what became of it (GET /by-key/{key})";
+    assert!(shown("").contains(&format!("{asks}\n")), "{}", shown(""));
+    let every = shown(", every = \"5m\"");
+    assert!(every.contains(&format!("{asks}; the gate asks by itself every 5m\n")), "{every}");
+}
