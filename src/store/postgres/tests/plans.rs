@@ -275,3 +275,27 @@ async fn a_take_passes_over_nothing_that_was_taken_before() {
         assert!(from_the_beginning > 300, "what shows the difference: {from_the_beginning} pages");
     }
 }
+
+#[tokio::test]
+async fn a_delivery_ends_by_its_id_whatever_else_was_removed() {
+    let Some(database) = database() else { return };
+    database.run("ALTER TABLE oncegate.delivery SET (autovacuum_enabled = false)");
+    let fill = "INSERT INTO oncegate.delivery (id, token, origin, lane, accepted_at, queued_at, due, head, request, body)
+                SELECT sha256(int4send(i)), '\\x00', 1, 1, 1, 1, i, '\\x', '\\x', '\\x' FROM generate_series(1, 20000) i";
+    database.run(fill);
+    database.run("DELETE FROM oncegate.delivery WHERE due > 200");
+    database.run("ANALYZE oncegate.delivery");
+    let (client, plans) = explained(&database.url).await;
+    client.batch_execute("SET auto_explain.log_buffers = on").await.unwrap();
+    let finish = "SELECT oncegate.finish_deliveries_v1(array_agg(sha256(int4send(i))), array_agg('\\x00'::bytea)) \
+                  FROM generate_series(1, 60) i";
+    let ended = client.simple_query(finish).await.unwrap();
+    assert_eq!(
+        ended.iter().filter(|message| matches!(message, tokio_postgres::SimpleQueryMessage::Row(_))).count(),
+        60
+    );
+    let plans = std::mem::take(&mut *plans.lock().unwrap());
+    let of_queue: Vec<String> = plans.into_iter().filter(|plan| plan.contains("Delete on delivery")).collect();
+    let touched = pages_touched(&of_queue);
+    assert!((60..600).contains(&touched), "{touched} pages: {of_queue:#?}");
+}
