@@ -60,7 +60,7 @@ class Statements:
         """A pair of statements counts as one request; of its latency only the mean is known."""
         before, records = self.store.server.cpu_seconds(), self._completed()
         child = resource.getrusage(resource.RUSAGE_CHILDREN)
-        said = self._drive(clients, seconds)
+        said = pgbench(self.script, self.store.url_of(DATABASE), clients, seconds)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = self.store.server.cpu_seconds() - before
         load_cpu = after.ru_utime + after.ru_stime - child.ru_utime - child.ru_stime
@@ -86,21 +86,22 @@ class Statements:
     def _completed(self):
         return int(self.store.sql("SELECT count(*) FROM oncegate.record WHERE state = 1", DATABASE)[0])
 
-    def _drive(self, clients, seconds):
-        command = [
-            program("pgbench"), "--no-vacuum", "--protocol", "prepared", "--client", clients,
-            "--jobs", min(clients, os.cpu_count()), "--time", seconds, "--file", self.script,
-            self.store.url_of(DATABASE),
-        ]
-        with start(command, subprocess.PIPE, text=True, env={**os.environ, "PGOPTIONS": OPTIONS}) as process:
-            try:
-                output = process.communicate(timeout=seconds + 60)[0]
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode != 0:
-            raise Failed(f"pgbench ended with status {process.returncode}:\n{output[-2000:]}")
-        return output
+
+def pgbench(script, url, clients, seconds):
+    """Runs pgbench to its end. What it says."""
+    command = [
+        program("pgbench"), "--no-vacuum", "--protocol", "prepared", "--client", clients,
+        "--jobs", min(clients, os.cpu_count()), "--time", seconds, "--file", script, url,
+    ]
+    with start(command, subprocess.PIPE, text=True, env={**os.environ, "PGOPTIONS": OPTIONS}) as process:
+        try:
+            output = process.communicate(timeout=seconds + 60)[0]
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise Failed(f"pgbench ended with status {process.returncode}:\n{output[-2000:]}")
+    return output
 
 
 def number(pattern, text):
