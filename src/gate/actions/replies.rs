@@ -40,11 +40,7 @@ impl Driver {
             Reply::LookFailed => request.store_away(),
             Reply::Failed | Reply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
             Reply::ClaimTooLate => {
-                if let Some(others) = shared.late_claims.due() {
-                    let route = &*request.route.name;
-                    let message = "the store took too long for a claim, which is given up";
-                    tracing::warn!(record = %self.id, route, others, "{message}");
-                }
+                warn_of_late_claim(&request, "the store took too long for a claim, which is given up");
                 request.store_away()
             }
             Reply::LeaderUnanswered if shared.retired.try_read().is_err() => request.problem(request.retired()),
@@ -74,10 +70,7 @@ impl Driver {
                 return Ok(());
             }
             Reply::ClaimUnanswered => {
-                if let Some(others) = shared.late_claims.due() {
-                    let route = &*request.route.name;
-                    tracing::warn!(record = %self.id, route, others, "the store did not answer a claim in time");
-                }
+                warn_of_late_claim(&request, "the store did not answer a claim in time");
                 without_store(request, client);
                 return Ok(());
             }
@@ -85,6 +78,13 @@ impl Driver {
         };
         client.reply(reply);
         Ok(())
+    }
+}
+
+/// Logs that the store was late with the claim of a request.
+fn warn_of_late_claim(request: &ProtectedRequest, message: &'static str) {
+    if let Some(others) = request.gate.shared.late_claims.due() {
+        tracing::warn!(record = %request.id, route = &*request.route.name, others, "{message}");
     }
 }
 

@@ -250,7 +250,7 @@ impl Queue {
         let is_more = due.len() > limit;
         let mut chosen: Vec<&Kept> = Vec::new();
         let turn = self.turns.get(&take.origin.0).copied();
-        let mut after = turn;
+        let mut after = None;
         if is_more {
             chosen.extend(due.drain(..limit.div_ceil(2)));
             let mut of_lane: BTreeMap<Lane, &Kept> = BTreeMap::new();

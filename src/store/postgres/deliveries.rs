@@ -44,14 +44,15 @@ const TAKE: &str = "SELECT t.id, t.token, t.sequence, t.lane, t.accepted_at, t.q
 
 const CHANGE: &str = "SELECT oncegate.change_delivery_v2($1, $2, $3, $4, $5, $6, $7)";
 
-/// How often what is due is looked for from the beginning: what became visible late, or is behind a clock that was set back.
+/// How often a take starts from the beginning: so it finds rows that became visible late, and those that were due before a clock
+/// was set back.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long after it was accepted, in milliseconds, a request is expected to be visible.
 const VISIBLE: i64 = 1_000;
 
-/// Where this process has come to in the deliveries of each route. What was taken before stays in the indexes for a while,
-/// and would be scanned again by each take.
+/// Up to where this process has taken the deliveries of each route. Removed rows stay in the indexes for a while, and each take
+/// would scan them again.
 #[derive(Default)]
 pub(super) struct Takes(Mutex<HashMap<OriginId, Position>>);
 
@@ -354,7 +355,7 @@ fn delivery(found: &Row) -> Result<Delivery, Unreadable> {
     })
 }
 
-/// What was taken, and up to where; the row without an id says what else there is.
+/// The deliveries that a take gives, and where the next take starts. Its last row has no id, and says the rest.
 fn batch(rows: &[Row]) -> Result<(Batch, Position), Unreadable> {
     let (mut batch, mut reached) = (Batch::default(), Position::default());
     for found in rows {

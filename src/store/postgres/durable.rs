@@ -1,4 +1,4 @@
-//! Whether what was read is durable: a commit may be on the primary only.
+//! Makes what was read durable before the store hands it out: its commit may have reached the primary only.
 
 use super::operation::{ClaimOperation, ClaimReply};
 use super::{Postgres, unexpected_reply};
