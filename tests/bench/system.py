@@ -14,6 +14,7 @@ from processes import Failed
 PACKAGES = {
     "nginx": "nginx-light", "haproxy": "haproxy", "wrk": "wrk", "pgbench": "postgresql", "pgbouncer": "pgbouncer",
     "redis-server": "redis-server", "h2load": "nghttp2-client", "node": "nodejs", "npm": "npm", "openssl": "openssl",
+    "patroni": "patroni", "etcd": "etcd-server",
 }
 
 INSTALL = """
