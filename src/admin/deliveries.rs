@@ -19,7 +19,7 @@ use crate::idempotency::codec;
 use crate::idempotency::record::{self, RecordId};
 use crate::store::deliveries::{self as queue, Change, Delivery, DeliveryFilter, DeliveryState, Held, Sequence};
 use crate::store::{Listed, Origin, OriginId};
-use crate::telemetry::outcome::Code;
+use crate::telemetry::deliveries::{ended_attempts, is_given_up_as_unknown};
 use crate::telemetry::rfc3339;
 
 /// Where a delivery may stand.
@@ -181,10 +181,6 @@ async fn is_held(state: &State, dead: &Delivery) -> Result<bool, Problem> {
     Ok(record.is_some_and(|listed| listed.record.state == record::State::Unknown))
 }
 
-fn is_given_up_as_unknown(delivery: &Delivery) -> bool {
-    delivery.is_dead() && delivery.note.as_deref() == Some(Code::OutcomeUnknown.as_str().as_bytes())
-}
-
 /// Removes an accepted request that has no record.
 pub(super) async fn discard(
     state: &State,
@@ -278,8 +274,7 @@ impl DeliveryView {
             accepted_at: rfc3339(delivery.accepted_at),
             due_at,
             expires_at,
-            // The queue counts those that ended in a release.
-            attempts: delivery.attempts + u32::from(is_given_up_as_unknown(delivery)),
+            attempts: ended_attempts(delivery),
             reason: delivery.note.as_ref().map(|note| String::from_utf8_lossy(note).into_owned()),
             method: head.as_ref().map(|head| head.method.to_string()),
             path: head.as_ref().map(|head| head.path.clone()),

@@ -21,9 +21,12 @@ use crate::idempotency::key::Key;
 use crate::idempotency::record::{Attempt, RecordId, RequestId, Timestamp};
 use crate::idempotency::scope::{Caller, ScopePart};
 use crate::idempotency::unknown::UnknownCause;
+use crate::store::deliveries::{self as queue, Acceptance, Lane, NewDelivery};
 use crate::store::memory::Memory;
 use crate::store::{Claim, End, Expiry, Fresh, Identity, Origin, Settled};
 
+/// How long an unknown outcome is kept.
+const UNKNOWN_TTL: Duration = Duration::from_secs(86400);
 pub(super) const LEASE: Duration = Duration::from_secs(30);
 pub(super) const KEY: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
 pub(super) const START: u64 = 1_767_225_600_000;
@@ -181,13 +184,37 @@ impl Admin {
 
     /// Claims `key` as the gate would, and gives its id and its attempt.
     pub(crate) async fn claim(&self, route: &str, key: &str) -> (RecordId, Attempt) {
+        let (id, attempt, head) = Self::request(route, key);
+        let fresh = Fresh {
+            attempt,
+            origin: origin(route).id(),
+            lease: LEASE,
+            ttl: Duration::from_secs(86400),
+            unknown_ttl: UNKNOWN_TTL,
+            head,
+        };
+        assert!(matches!(self.store.claim(id, fresh).await.unwrap(), Claim::Inserted(_)));
+        (id, attempt)
+    }
+
+    /// Accepts a request with `key` to be delivered later, and gives its id.
+    pub(crate) async fn accept(&self, route: &str, key: &str) -> RecordId {
+        let (id, token, head) = Self::request(route, key);
+        let (request, body) = (Bytes::new(), Bytes::new());
+        let new = NewDelivery { token, origin: origin(route).id(), lane: Lane(0), head, request, body };
+        assert!(matches!(queue::of(&*self.store).unwrap().accept(id, new).await.unwrap(), Acceptance::Accepted));
+        id
+    }
+
+    /// The id of a request, its attempt, and what its record keeps of it.
+    fn request(route: &str, key: &str) -> (RecordId, Attempt, Bytes) {
         let key = Key::parse(key, 255).unwrap();
         let headers = HeaderMap::new();
         let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
         let id = identifier().id(route, &[ScopePart::Host], caller, &key);
         let attempt = Attempt(std::array::from_fn(|i| id.0[i] ^ 0x5a));
         let recipe = Recipe::default();
-        let (fingerprint, unknown_ttl) = (Fingerprint { recipe, digest: [7; 32] }, Duration::from_secs(86400));
+        let fingerprint = Fingerprint { recipe, digest: [7; 32] };
         let details = Details {
             request: NonZeroU64::new(0xab).map(RequestId),
             trace: Some(0xcd),
@@ -196,21 +223,12 @@ impl Admin {
             caller: Some([9; 8]),
             // The record of this key is as an older release claimed it.
             scope: (key.as_str() != "legacy").then(|| identifier().scope_tags(&[ScopePart::Host], caller)),
-            unknown_ttl: Some(unknown_ttl),
+            unknown_ttl: Some(UNKNOWN_TTL),
             // The one route whose upstream is asked about records without a client.
             key: (route == "refund").then(|| key.clone()),
         };
         let head = Head::new(fingerprint, Method::POST, &format!("/v1/{route}s"), &key).with_details(&details);
-        let fresh = Fresh {
-            attempt,
-            origin: origin(route).id(),
-            lease: LEASE,
-            ttl: Duration::from_secs(86400),
-            unknown_ttl,
-            head: head.encode(),
-        };
-        assert!(matches!(self.store.claim(id, fresh).await.unwrap(), Claim::Inserted(_)));
-        (id, attempt)
+        (id, attempt, head.encode())
     }
 
     pub(super) async fn end(&self, id: RecordId, attempt: Attempt, end: End) {

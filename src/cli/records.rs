@@ -20,6 +20,9 @@ mod resealing;
 mod retrying;
 mod table;
 
+/// The digits of an id.
+const WHOLE: usize = 64;
+
 /// Fewest digits of an id that name a record.
 const SHORTEST_ID: usize = 8;
 
@@ -231,15 +234,18 @@ async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::R
     }
 }
 
-/// The whole id of the one record whose id starts so.
+/// The whole id of the one record whose id starts so; of an accepted request, where no attempt has made its record yet.
 async fn whole_id(client: &AdminClient, start: &str) -> anyhow::Result<String> {
-    if start.len() == 64 {
+    if start.len() == WHOLE {
         return Ok(start.to_owned());
     }
     let target = format!("/api/v1/records?id={start}&limit={}", SHOWN + 1);
     let page = client.send(Method::GET, &target, None).await?;
     match records_of(&page)?.as_slice() {
-        [] => bail!("no record has an id that starts with {start}"),
+        [] => match retrying::delivery_id(client, start, "").await? {
+            Some(id) => Ok(id),
+            None => bail!("no record and no accepted request has an id that starts with {start}"),
+        },
         [one] => Ok(one["id"].as_str().context("a record has no id")?.to_owned()),
         several => {
             let mut shown = Vec::new();

@@ -1,11 +1,25 @@
-//! How many accepted requests are still to be delivered.
+//! What is reported of accepted requests: how many are still to be delivered, and how far one of them is.
 
 use std::time::Duration;
 
 use prometheus::{Gauge, IntGauge, IntGaugeVec, Opts, Registry};
 
 use super::metrics::Metrics;
-use crate::store::deliveries::DeliveryCount;
+use super::outcome::Code;
+use crate::store::deliveries::{Delivery, DeliveryCount};
+
+/// Whether a delivery was given up because the outcome of an attempt is unknown.
+#[must_use]
+pub fn is_given_up_as_unknown(delivery: &Delivery) -> bool {
+    delivery.is_dead() && delivery.note.as_deref() == Some(Code::OutcomeUnknown.as_str().as_bytes())
+}
+
+/// How many attempts of a delivery have ended, one with an unknown outcome included: the queue itself counts those that ended in a
+/// release.
+#[must_use]
+pub fn ended_attempts(delivery: &Delivery) -> u32 {
+    delivery.attempts + u32::from(is_given_up_as_unknown(delivery))
+}
 
 /// The gauges of the deliveries in the store.
 #[derive(Clone)]

@@ -81,6 +81,19 @@ async fn a_list_follows_the_pages() {
 }
 
 #[tokio::test]
+async fn an_accepted_request_without_a_record_is_named_by_the_start_of_its_id() {
+    let admin = start(None).await;
+    let id = admin.accept("charge", "queued").await.to_string();
+    let error = run(&admin, &["show", &id[..8].to_uppercase()]).await.unwrap_err();
+    assert!(error.contains("it is an accepted request"), "{error}");
+    let error = run(&admin, &["retry", &id[..8]]).await.unwrap_err();
+    assert!(error.starts_with("no dead delivery has an id that starts with"), "{error}");
+    run(&admin, &["purge", &id[..8], "--reason", "x"]).await.unwrap();
+    let error = run(&admin, &["show", &id[..8]]).await.unwrap_err();
+    assert!(error.starts_with("no record and no accepted request has an id"), "{error}");
+}
+
+#[tokio::test]
 async fn a_record_is_named_by_the_start_of_its_id() {
     let admin = start(None).await;
     // Ids of one key start with the same 16 digits.
@@ -93,7 +106,7 @@ async fn a_record_is_named_by_the_start_of_its_id() {
     assert!(error.starts_with("more than one record has an id that starts with"), "{error}");
     assert!(error.contains(&one) && error.contains(&other), "{error}");
     let error = run(&admin, &["purge", "00000000", "--reason", "x"]).await.unwrap_err();
-    assert_eq!(error, "no record has an id that starts with 00000000");
+    assert_eq!(error, "no record and no accepted request has an id that starts with 00000000");
     let released = run(&admin, &["resolve", &one[..18], "--release", "--reason", "x"]).await.unwrap();
     assert_eq!(released, format!("{one} released: its key is free\n"));
     run(&admin, &["purge", &other[..8], "--reason", "x"]).await.unwrap();
