@@ -141,6 +141,14 @@ mod tests {
         assert_eq!(commands, listed);
     }
 
+    /// FILES and ENVIRONMENT stand only where a file or a variable counts.
+    #[test]
+    fn every_command_says_how_it_ends_and_has_an_example() {
+        for facts in Facts::ALL {
+            assert!(facts.statuses().count() > 1 && !facts.examples.is_empty(), "{}", facts.command);
+        }
+    }
+
     #[test]
     fn every_example_is_a_command_line_that_works() {
         for (_, line) in Facts::ALL.iter().flat_map(|facts| facts.examples) {

@@ -5,7 +5,11 @@ use std::time::{Duration, Instant};
 
 use crate::support::brokers::{Broker, Nats};
 use crate::support::store::migrated;
+use crate::support::wait::within;
 use crate::support::{Gate, Plan, Reply, Request, Signal, Upstream, eventually};
+
+/// How long a part of a campaign may take.
+const LONG: Duration = Duration::from_secs(300);
 
 /// Runs the same tests with one broker after the other.
 macro_rules! with_each_broker {
@@ -263,15 +267,24 @@ fn gates_share_the_messages_and_take_over_from_one_that_is_killed<B: Broker>() {
     broker.publish(second_half);
     wait_for_the_end(&second, &broker);
     second.stop();
-    let dead: BTreeSet<String> = broker.take_dead().into_iter().filter_map(|letter| letter.id).collect();
-    let runs = runs(&upstream);
-    assert!(runs.values().all(|count| *count == 1), "these ran twice: {runs:?}");
-    let lost: Vec<_> = ids.iter().filter(|id| !runs.contains_key(*id) && !dead.contains(*id)).collect();
-    assert!(lost.is_empty(), "these are lost: {lost:?}");
+    expect_each_once(&broker, &upstream, &ids);
 }
 
-/// Gates and the broker are killed while messages run. The upstream counts: none runs twice, and each is done, or is a dead
-/// letter because its outcome is unknown.
+/// No message ran twice, and each ran or is a dead letter. Returns how many are, all because their outcome is unknown.
+fn expect_each_once<B: Broker>(broker: &B, upstream: &Upstream, ids: &[String]) -> usize {
+    assert_eq!(broker.waiting(), 0);
+    let runs = runs(upstream);
+    let twice: Vec<_> = runs.iter().filter(|(_, count)| **count > 1).collect();
+    assert!(twice.is_empty(), "these ran twice: {twice:?}");
+    let dead = broker.take_dead();
+    assert!(dead.iter().all(|letter| letter.reason.as_deref() == Some("outcome-unknown")), "{dead:?}");
+    let dead: BTreeSet<String> = dead.into_iter().filter_map(|letter| letter.id).collect();
+    let lost: Vec<_> = ids.iter().filter(|id| !runs.contains_key(*id) && !dead.contains(*id)).collect();
+    assert!(lost.is_empty(), "these are lost: {lost:?}");
+    dead.len()
+}
+
+/// Gates and the broker are killed while messages run.
 fn nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed<B: Broker>() {
     const MESSAGES: usize = 5000;
     let mut broker = B::start();
@@ -298,15 +311,60 @@ fn nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed<B
     let gate = plan.start();
     wait_for_the_end(&gate, &broker);
     gate.stop();
-    assert_eq!(broker.waiting(), 0);
-    let runs = runs(&upstream);
-    let twice: Vec<_> = runs.iter().filter(|(_, count)| **count > 1).collect();
-    assert!(twice.is_empty(), "these ran twice: {twice:?}");
-    let dead = broker.take_dead();
-    assert!(dead.iter().all(|letter| letter.reason.as_deref() == Some("outcome-unknown")), "{dead:?}");
-    let dead: BTreeSet<String> = dead.into_iter().filter_map(|letter| letter.id).collect();
-    let lost: Vec<_> = ids.iter().filter(|id| !runs.contains_key(*id) && !dead.contains(*id)).collect();
-    assert!(lost.is_empty(), "these are lost: {lost:?}");
+    expect_each_once(&broker, &upstream, &ids);
+}
+
+/// The same at length: two gates on one database take 100,000 messages, and one of them or the broker is killed again and again.
+fn a_hundred_thousand_messages<B: Broker>() {
+    const MESSAGES: usize = 100_000;
+    let Some(database) = migrated() else { return };
+    let mut broker = B::start_for_many();
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let ids: Vec<String> = (0..MESSAGES).map(|nth| format!("m-{nth:05}")).collect();
+    let messages: Vec<(Option<&str>, &str)> = ids.iter().map(|id| (Some(&**id), "{}")).collect();
+    broker.publish(&messages);
+    let start = || {
+        let plan = consuming(&upstream, &broker, "concurrency = 16\n").defaults("lease = \"2s\"\n");
+        plan.store_url(&database.url).start()
+    };
+    let mut gates = vec![start(), start()];
+    let mut kills = BTreeMap::new();
+    loop {
+        let until = upstream.runs() + fastrand::usize(MESSAGES / 100..MESSAGES / 25);
+        if until > MESSAGES * 9 / 10 {
+            break;
+        }
+        within(LONG, &format!("{until} messages ran"), || (upstream.runs() >= until).then_some(()));
+        if fastrand::usize(0..4) == 0 {
+            broker.kill9();
+            broker.run();
+            *kills.entry("broker").or_insert(0) += 1;
+        } else {
+            let killed = gates.swap_remove(fastrand::usize(0..gates.len())).kill9();
+            gates.push(killed.start());
+            *kills.entry("gate").or_insert(0) += 1;
+        }
+    }
+    let is_idle = |gate: &Gate| gate.metric("oncegate_messages_in_hand", &["consumer=\"orders\""]) == 0.0;
+    within(LONG, "all is done", || (gates.iter().all(is_idle) && broker.waiting() == 0).then_some(()));
+    gates.into_iter().for_each(|gate| drop(gate.stop()));
+    let unknown = expect_each_once(&broker, &upstream, &ids);
+    println!("{MESSAGES} messages, killed {kills:?}: none ran twice, none is lost, {unknown} are unknown");
+}
+
+/// By `tests/run --long`.
+mod campaign {
+    #[test]
+    #[ignore = "takes minutes"]
+    fn rabbitmq() {
+        super::a_hundred_thousand_messages::<crate::support::brokers::RabbitMq>();
+    }
+
+    #[test]
+    #[ignore = "takes minutes"]
+    fn nats() {
+        super::a_hundred_thousand_messages::<crate::support::brokers::Nats>();
+    }
 }
 
 #[test]

@@ -128,7 +128,10 @@ impl Facts {
                 ),
             ],
         },
-        printing("config", &[]),
+        printing(
+            "config",
+            &[("The configuration in force, with its defaults:", "oncegate config print --config oncegate.toml")],
+        ),
         printing("config default", &[("A file to start from:", "oncegate config default > oncegate.toml")]),
         printing("config schema", &[("A schema for an editor:", "oncegate config schema > oncegate.schema.json")]),
         Self {
@@ -170,7 +173,7 @@ impl Facts {
                 "oncegate migrate --store postgres://gate@db.internal/shop --dry-run",
             )],
         },
-        asking("records", &[]),
+        asking("records", &[("The records that wait for a decision:", "oncegate records list --state unknown")]),
         asking(
             "records list",
             &[
@@ -208,7 +211,7 @@ impl Facts {
             "records retry",
             &[("After the upstream is back:", "oncegate records retry ID --reason 'the ledger is back'")],
         ),
-        asking("deliveries", &[]),
+        asking("deliveries", &[("The accepted requests that were given up:", "oncegate deliveries list --state dead")]),
         asking(
             "deliveries list",
             &[
@@ -257,7 +260,7 @@ impl Facts {
             environment: ASKING,
             examples: &[("After an edit of the file:", "oncegate reload --config /etc/oncegate/oncegate.toml")],
         },
-        printing("keys", &[]),
+        printing("keys", &[("A new key for encryption at rest:", "oncegate keys generate --out oncegate-key-1")]),
         Self {
             command: "keys generate",
             ends: &[(0, "The key is printed or written."), (1, "The file exists, or cannot be written.")],
@@ -293,7 +296,7 @@ impl Facts {
             environment: &[("NO_COLOR", "If it is not empty, the output has no colours.")],
             examples: &[("Without the pauses:", "oncegate demo --fast")],
         },
-        printing("version", &[]),
+        printing("version", &[("The version of this program:", "oncegate version")]),
     ];
 
     /// Those of a command of [`super::whole`].
