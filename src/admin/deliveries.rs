@@ -15,6 +15,7 @@ use super::forms;
 use super::query::{DEFAULT_LIMIT, bad, limit, pairs, unknown};
 use super::records::{MAX_REASON, absent, check_optional, unavailable};
 use super::resolve::receive;
+use super::wanted::id_prefix;
 use crate::idempotency::codec;
 use crate::idempotency::record::{self, RecordId};
 use crate::store::deliveries::{self as queue, Change, Delivery, DeliveryFilter, DeliveryState, Held, Sequence};
@@ -98,12 +99,14 @@ pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, P
                 "dead" => filter.is_dead = Some(true),
                 _ => return Err(bad(name, "must be one of: queued, dead")),
             },
+            "id" if value.is_empty() => return Err(bad(name, "is empty")),
+            "id" => filter.prefix = Some(id_prefix(&value).map_err(|wrong| bad(name, wrong))?),
             "limit" => most = limit(&value)?,
             "cursor" => {
                 let place = value.parse().map_err(|_| bad(name, "must be the `next` of the page before"))?;
                 after = Some(Sequence(place));
             }
-            _ => return Err(unknown(&["route", "state", "limit", "cursor"])),
+            _ => return Err(unknown(&["route", "state", "id", "limit", "cursor"])),
         }
     }
     let _slot = state.listing_slot()?;
@@ -247,7 +250,7 @@ impl State {
         }
         let Some(deliveries) = self.opened()?.deliveries() else { return Ok(false) };
         let (service, route) = (Some(self.service.clone()), Some(route.into()));
-        let filter = DeliveryFilter { service, route, is_dead: None };
+        let filter = DeliveryFilter { service, route, ..DeliveryFilter::default() };
         Ok(!deliveries.deliveries(filter, None, 1).await.map_err(unavailable)?.deliveries.is_empty())
     }
 

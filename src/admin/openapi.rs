@@ -213,7 +213,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
         .taking(schemas.of_request::<RetryBody>()),
         Resource::Deliveries => {
             let state = json!({ "enum": STATES });
-            let own = [filter("route"), parameter("state", state, "Where the delivery stands.")];
+            let own = [filter("route"), filter("id"), parameter("state", state, "Where the delivery stands.")];
             let summary = "Accepted requests that are to be delivered, in the order of acceptance.";
             Operation::read("listDeliveries", summary, schemas.of::<DeliveryPage>())
                 .with(own.into_iter().chain(paging(forms::CURSOR)).collect())

@@ -34,6 +34,11 @@ pub(super) struct Selection {
     pub(super) prefixes: Vec<[u8; 8]>,
 }
 
+/// The beginning of an id. Otherwise says what is wrong with it, as the end of a sentence.
+pub(super) fn id_prefix(value: &str) -> Result<IdPrefix, &'static str> {
+    IdPrefix::parse(value).ok_or("must be an id, or the first of its 64 hexadecimal digits")
+}
+
 impl Wanted {
     /// The names of its members.
     pub(super) const NAMES: [&str; 7] = ["state", "route", "key", "id", "older_than", "since", "scope"];
@@ -48,8 +53,7 @@ impl Wanted {
             "route" => self.route = Some(value),
             "key" => self.key = Some(Key::parse(&value, MAX_KEY).map_err(|invalid| invalid.to_string())?),
             "id" => {
-                let id = IdPrefix::parse(&value);
-                self.id = Some(id.ok_or("must be an id, or the first of its 64 hexadecimal digits")?);
+                self.id = Some(id_prefix(&value)?);
             }
             "older_than" => {
                 let age = humantime::parse_duration(&value);

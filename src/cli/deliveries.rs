@@ -11,9 +11,6 @@ use super::http_client::{AdminArgs, AdminClient};
 use super::paging::{self, Listing, PagingArgs, percent_encode};
 use super::table::{Table, text};
 
-/// How many digits of an id a line shows.
-const DIGITS: usize = 16;
-
 /// List accepted requests that are still to be delivered, or dead; hold the deliveries of a route back, or let them go
 #[derive(Args, Debug)]
 pub(super) struct DeliveriesArgs {
@@ -110,9 +107,8 @@ fn table() -> Table<7> {
 }
 
 fn row(delivery: &Value) -> [String; 7] {
-    let id = delivery["id"].as_str().unwrap_or_default();
     [
-        text(&Value::from(id.get(..DIGITS).unwrap_or(id))),
+        text(&delivery["id"]),
         text(&delivery["route"]),
         text(&delivery["state"]),
         text(&delivery["accepted_at"]),

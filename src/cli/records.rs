@@ -1,5 +1,6 @@
 //! `oncegate records`: what an operator sees and does about records, through the admin API.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -234,29 +235,33 @@ async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::R
     }
 }
 
-/// The whole id of the one record whose id starts so; of an accepted request, where no attempt has made its record yet.
+/// The whole id of the one record whose id starts so, or of the one accepted request: no attempt may have made its record yet.
 async fn whole_id(client: &AdminClient, start: &str) -> anyhow::Result<String> {
     if start.len() == WHOLE {
         return Ok(start.to_owned());
     }
-    let target = format!("/api/v1/records?id={start}&limit={}", SHOWN + 1);
-    let page = client.send(Method::GET, &target, None).await?;
-    match records_of(&page)?.as_slice() {
-        [] => match retrying::delivery_id(client, start, "").await? {
-            Some(id) => Ok(id),
-            None => bail!("no record and no accepted request has an id that starts with {start}"),
-        },
-        [one] => Ok(one["id"].as_str().context("a record has no id")?.to_owned()),
-        several => {
-            let mut shown = Vec::new();
-            table::table().write(several.iter().take(SHOWN).map(table::row), &mut shown)?;
-            let more = if several.len() > SHOWN { "and more\n" } else { "" };
-            bail!(
-                "more than one record has an id that starts with {start}; give more digits:\n{}{more}",
-                String::from_utf8_lossy(&shown)
-            )
-        }
+    let beginning = format!("id={start}&limit={}", SHOWN + 1);
+    let mut ids = ids_of(client, &format!("/api/v1/records?{beginning}"), "records").await?;
+    // One whose attempt has begun stands in both.
+    ids.extend(ids_of(client, &format!("/api/v1/deliveries?{beginning}"), "deliveries").await?);
+    one_of(ids, start, "record and no accepted request")
+}
+
+/// The ids of a list.
+async fn ids_of(client: &AdminClient, target: &str, member: &str) -> anyhow::Result<BTreeSet<String>> {
+    let page = client.send(Method::GET, target, None).await?;
+    let ids = members_of(&page, member)?.iter().filter_map(|listed| listed["id"].as_str());
+    Ok(ids.map(str::to_owned).collect())
+}
+
+/// The only id that was found. `nothing` is what there is none of.
+fn one_of(ids: BTreeSet<String>, start: &str, nothing: &str) -> anyhow::Result<String> {
+    if ids.len() > 1 {
+        let shown: Vec<&str> = ids.iter().take(SHOWN).map(String::as_str).collect();
+        let more = if ids.len() > SHOWN { "\nand more" } else { "" };
+        bail!("more than one id starts with {start}; give more digits:\n{}{more}", shown.join("\n"));
     }
+    ids.into_iter().next().with_context(|| format!("no {nothing} has an id that starts with {start}"))
 }
 
 fn records_of(page: &Value) -> anyhow::Result<&Vec<Value>> {

@@ -31,7 +31,7 @@ keys! {
 keys! {
     /// Verifies signed tokens (JWT).
     pub(super) struct Jwt "[auth.jwt]" {
-        /// A file with the secret that tokens are signed with (HS256, HS384, HS512), of at least 32 bytes.
+        /// A file with the secret that tokens are signed with: at least 32 bytes for HS256, 48 for HS384, 64 for HS512.
         secret_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-jwt-secret\"");
         /// A file in PEM with the public key of the issuer, or a certificate with it; up to 8 while keys change. RSA keys have
         /// at least 2048 bits.

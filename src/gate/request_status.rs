@@ -22,7 +22,7 @@ use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
 use crate::store::deliveries::{self, Delivery, DeliveryState};
 use crate::store::{Error, Listed, Origin};
-use crate::telemetry::deliveries::{ended_attempts, is_given_up_as_unknown};
+use crate::telemetry::deliveries::ended_attempts;
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::rfc3339;
 
@@ -154,7 +154,7 @@ impl Gate {
         if let Some(delivery) = &found.delivery {
             document["accepted_at"] = rfc3339(delivery.accepted_at).into();
             // The record of an unknown outcome is there before the delivery is given up.
-            let is_to_be_given_up = standing == Standing::Unknown && !is_given_up_as_unknown(delivery);
+            let is_to_be_given_up = standing == Standing::Unknown && !delivery.is_dead();
             document["attempts"] = (ended_attempts(delivery) + u32::from(is_to_be_given_up)).into();
             if let (Standing::Queued, DeliveryState::Queued { due }) = (standing, delivery.state) {
                 document["next_attempt_at"] = rfc3339(due).into();

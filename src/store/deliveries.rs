@@ -1,12 +1,13 @@
 //! Requests that were accepted and are to be delivered later: see [`Deliveries`].
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{Error, ErrorKind, Listed, Origin, OriginId, Store};
+use super::{Error, ErrorKind, IdPrefix, Listed, Origin, OriginId, Store};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
 
 /// A durable queue beside the records of a store. All times are the store's own.
@@ -231,6 +232,8 @@ pub struct DeliveryFilter {
     pub route: Option<Arc<str>>,
     /// Dead ones, or those that are not.
     pub is_dead: Option<bool>,
+    /// With an id that starts with these digits.
+    pub prefix: Option<IdPrefix>,
 }
 
 /// Some deliveries of a list.
@@ -255,6 +258,13 @@ pub struct DeliveryCount {
     pub oldest: Option<Duration>,
     /// How many are dead.
     pub dead: u64,
+}
+
+impl DeliveryFilter {
+    /// The ids that a delivery that passes may have.
+    pub(super) fn ids(&self) -> RangeInclusive<RecordId> {
+        self.prefix.unwrap_or(IdPrefix::NONE).ids()
+    }
 }
 
 impl NewDelivery {

@@ -102,7 +102,7 @@ impl Since {
 
 impl IdPrefix {
     /// Every id starts with it.
-    const NONE: Self = Self { digits: 0, bytes: [0; 32] };
+    pub(super) const NONE: Self = Self { digits: 0, bytes: [0; 32] };
 
     /// Reads up to 64 hexadecimal digits.
     #[must_use]
@@ -131,7 +131,7 @@ impl IdPrefix {
     }
 
     /// From the first id that starts with it to the last one.
-    fn ids(self) -> RangeInclusive<RecordId> {
+    pub(super) fn ids(self) -> RangeInclusive<RecordId> {
         let mut last = self.bytes;
         for place in self.digits..64 {
             last[place / 2] |= if place % 2 == 0 { 0xf0 } else { 0x0f };

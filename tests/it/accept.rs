@@ -188,7 +188,7 @@ fn an_unknown_outcome_is_not_delivered_again() {
     // An operator finds that nothing happened. Its client does not come back: it is delivered where the operator says so.
     let release = json!({"action": "release", "reason": "not in the ledger"});
     assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&release))), 204);
-    wait_for(&gate, &location, "dead");
+    assert_eq!(wait_for(&gate, &location, "dead")["attempts"], 1);
     assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/retry"), Some(&retry))), 204);
     wait_for(&gate, &location, "completed");
     assert_eq!(upstream.runs(), 2);
@@ -232,9 +232,11 @@ fn what_was_given_up_is_not_said_to_be_under_way() {
     let upstream = Upstream::start(|_| Reply::nothing().close());
     let gate = accepting(&upstream, "recovery = \"retry\"\ndeliver = { attempts = 1 }\n").start();
     let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
-    wait_for(&gate, &location, "unknown");
+    let unknown = wait_for(&gate, &location, "unknown");
     gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
     assert_eq!(upstream.runs(), 1);
+    let listed = gate.admin("GET", "/api/v1/deliveries", None).json();
+    assert_eq!((&unknown["attempts"], &listed["deliveries"][0]["attempts"]), (&json!(1), &json!(1)), "{listed}");
 }
 
 #[test]

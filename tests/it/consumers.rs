@@ -317,7 +317,7 @@ fn nothing_runs_twice_and_nothing_is_lost_when_gates_and_the_broker_are_killed<B
 /// The same at length: two gates on one database take 100,000 messages, and one of them or the broker is killed again and again.
 fn a_hundred_thousand_messages<B: Broker>() {
     const MESSAGES: usize = 100_000;
-    let Some(database) = migrated() else { return };
+    let database = migrated().expect("PostgreSQL is installed");
     let mut broker = B::start_for_many();
     let upstream = Upstream::start(|_| Reply::ok("done"));
     let ids: Vec<String> = (0..MESSAGES).map(|nth| format!("m-{nth:05}")).collect();
@@ -349,7 +349,7 @@ fn a_hundred_thousand_messages<B: Broker>() {
     within(LONG, "all is done", || (gates.iter().all(is_idle) && broker.waiting() == 0).then_some(()));
     gates.into_iter().for_each(|gate| drop(gate.stop()));
     let unknown = expect_each_once(&broker, &upstream, &ids);
-    println!("{MESSAGES} messages, killed {kills:?}: none ran twice, none is lost, {unknown} are unknown");
+    eprintln!("{MESSAGES} messages, killed {kills:?}: none ran twice, none is lost, {unknown} are unknown");
 }
 
 /// By `tests/run --long`.

@@ -29,6 +29,7 @@ impl Bulk<'_> {
             service: filter.service.clone(),
             route: filter.route.as_deref().map(Arc::from),
             is_dead: None,
+            prefix: filter.prefix,
         };
         loop {
             let page = queue.deliveries(of.clone(), after, CHUNK).await.map_err(|error| {

@@ -9,7 +9,7 @@ use http::Method;
 use serde_json::{Map, Value, json};
 
 use super::table;
-use super::{Ask, ChangeArgs, ResolveArgs, SHOWN, percent_encode, record_path, records_of, whole_id};
+use super::{Ask, ChangeArgs, ResolveArgs, SHOWN, ids_of, percent_encode, record_path, records_of, whole_id};
 use crate::cli::http_client::AdminClient;
 use crate::cli::table::text;
 
@@ -89,6 +89,13 @@ pub(super) async fn resolve(
     Ok(())
 }
 
+/// Whether this is the id of an accepted request of which no attempt has made a record.
+async fn is_without_record(client: &AdminClient, id: &str) -> anyhow::Result<bool> {
+    let accepted = ids_of(client, &format!("/api/v1/deliveries?id={id}"), "deliveries").await?;
+    let recorded = ids_of(client, &format!("/api/v1/records?id={id}"), "records").await?;
+    Ok(!accepted.is_empty() && recorded.is_empty())
+}
+
 impl Change {
     /// The id of the record, where one is named. A dry run shows it.
     async fn one_record(
@@ -100,6 +107,10 @@ impl Change {
         let Some(start) = &args.record else { return Ok(None) };
         let id = whole_id(client, start).await?;
         if args.dry_run {
+            if self.path == "purge" && is_without_record(client, &id).await? {
+                writeln!(out, "1 accepted request would be {}; nothing was changed", self.done)?;
+                return Ok(Some(id));
+            }
             let record = client.send(Method::GET, &record_path(&id), None).await?;
             if self.path == "resolve" && record["state"] != "unknown" {
                 bail!("the record is {}: only an unknown one can be resolved", text(&record["state"]));

@@ -88,6 +88,15 @@ async fn an_accepted_request_without_a_record_is_named_by_the_start_of_its_id() 
     assert!(error.contains("it is an accepted request"), "{error}");
     let error = run(&admin, &["retry", &id[..8]]).await.unwrap_err();
     assert!(error.starts_with("no dead delivery has an id that starts with"), "{error}");
+    let trial = run(&admin, &["purge", &id[..8], "--dry-run"]).await.unwrap();
+    assert!(trial.starts_with("1 accepted request would be removed"), "{trial}");
+    // Ids of one key start with the same 16 digits: what stands for another caller is not taken for it.
+    let (other, _) = admin.unknown("refund", "queued").await;
+    for ambiguous in [&id[..8], &other.to_string()[..16]] {
+        let error = run(&admin, &["purge", ambiguous, "--reason", "x"]).await.unwrap_err();
+        assert!(error.starts_with("more than one id starts with") && error.contains(&id), "{error}");
+    }
+    run(&admin, &["purge", &id, "--reason", "x"]).await.unwrap();
     run(&admin, &["purge", &id[..8], "--reason", "x"]).await.unwrap();
     let error = run(&admin, &["show", &id[..8]]).await.unwrap_err();
     assert!(error.starts_with("no record and no accepted request has an id"), "{error}");
@@ -103,7 +112,7 @@ async fn a_record_is_named_by_the_start_of_its_id() {
     let shown = run(&admin, &["show", &one[..18].to_uppercase()]).await.unwrap();
     assert!(shown.contains(&one), "{shown}");
     let error = run(&admin, &["show", &one[..8]]).await.unwrap_err();
-    assert!(error.starts_with("more than one record has an id that starts with"), "{error}");
+    assert!(error.starts_with("more than one id starts with"), "{error}");
     assert!(error.contains(&one) && error.contains(&other), "{error}");
     let error = run(&admin, &["purge", "00000000", "--reason", "x"]).await.unwrap_err();
     assert_eq!(error, "no record and no accepted request has an id that starts with 00000000");

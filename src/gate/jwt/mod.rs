@@ -209,7 +209,7 @@ impl Settings {
             required.push("aud");
         }
         validation.set_required_spec_claims(&required);
-        let mut why = "its algorithm is not one that its key may be used with here";
+        let mut why = if is_for_secrets(header.algorithm) { NO_SECRET_FOR_IT } else { NO_KEY_FOR_IT };
         for key in keys.fitting(header.key.as_deref(), header.algorithm) {
             match decode::<IgnoredAny>(token, key, &validation) {
                 Ok(_) => {
@@ -261,6 +261,12 @@ impl Settings {
 /// The reason where a part of a token has a name twice, or is no JSON object.
 const TWO_READINGS: &str = "a part of it is not a JSON object, or has a name twice";
 
+const NO_KEY_FOR_IT: &str = "its algorithm is not one that its key may be used with here";
+
+/// See RFC 7518, section 3.2.
+const NO_SECRET_FOR_IT: &str = "its algorithm is not one that its key may be used with here: a secret needs 32 bytes for HS256, 48 for \
+                                HS384 and 64 for HS512";
+
 const NOT_A_TOKEN: &str = "it does not have the form of a signed JWT";
 
 impl TokenHeader {
@@ -307,6 +313,7 @@ fn reason(kind: &ErrorKind) -> &'static str {
             "iss" => "it names no issuer",
             _ => "it names no audience",
         },
+        ErrorKind::Json(_) => "a registered claim of it, such as sub, does not have the form that RFC 7519 gives it",
         _ => NOT_A_TOKEN,
     }
 }

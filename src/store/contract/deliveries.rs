@@ -10,7 +10,7 @@ use crate::idempotency::record::{RecordId, State};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, DeliveryFilter, DeliveryState, Lane, NewDelivery, Take,
 };
-use crate::store::{End, Expiry, Fresh, Origin, OriginId};
+use crate::store::{End, Expiry, Fresh, IdPrefix, Origin, OriginId};
 
 fn new(number: u8, lane: i64) -> NewDelivery {
     NewDelivery {
@@ -310,7 +310,8 @@ pub(super) async fn deliveries_are_listed_and_counted(harness: Harness) {
     let park = Change::Park { ttl: LONG, is_attempt: false, note: Bytes::new() };
     assert!(queue.change(taken.held(), park).await.expect("the store works"));
     let list = |is_dead, after, limit| {
-        let filter = DeliveryFilter { service: Some("shop".into()), route: Some("charge".into()), is_dead };
+        let (service, route) = (Some("shop".into()), Some("charge".into()));
+        let filter = DeliveryFilter { service, route, is_dead, prefix: None };
         async move { queue.deliveries(filter, after, limit).await.expect("the store works") }
     };
     let page = list(None, None, 2).await;
@@ -323,6 +324,10 @@ pub(super) async fn deliveries_are_listed_and_counted(harness: Harness) {
     assert_eq!(list(Some(false), None, 9).await.deliveries.len(), 2);
     let other = DeliveryFilter { service: Some("another".into()), ..DeliveryFilter::default() };
     assert!(queue.deliveries(other, None, 9).await.expect("the store works").deliveries.is_empty());
+    for (prefix, expected) in [("02", vec![id(2)]), ("0", vec![id(3), id(1), id(2)]), ("04", vec![]), ("ff", vec![])] {
+        let filter = DeliveryFilter { prefix: IdPrefix::parse(prefix), ..DeliveryFilter::default() };
+        assert_eq!(found(&queue.deliveries(filter, None, 9).await.expect("the store works")), expected, "{prefix}");
+    }
     let counts = queue.count_deliveries().await.expect("the store works");
     assert_eq!(counts.len(), 1);
     assert_eq!((counts[0].queued, counts[0].dead, counts[0].origin.as_ref()), (2, 1, Some(&charge())));

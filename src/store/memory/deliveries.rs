@@ -323,6 +323,7 @@ impl DeliveryFilter {
         is_of(&self.service, |origin| &origin.service)
             && is_of(&self.route, |origin| &origin.route)
             && self.is_dead.is_none_or(|is_dead| is_dead == delivery.is_dead())
+            && self.ids().contains(&delivery.id)
     }
 }
 

@@ -199,18 +199,23 @@ impl Deliveries for Postgres {
             "",
             "WHERE d.sequence > $1 AND ($2::text IS NULL OR o.service = $2) \
              AND ($3::text IS NULL OR o.route = $3) AND ($4::bool IS NULL OR (d.dead_until IS NOT NULL) = $4) \
+             AND d.id BETWEEN $6 AND $7 \
              ORDER BY d.sequence LIMIT $5",
         );
-        let DeliveryFilter { service, route, is_dead } = &filter;
+        let DeliveryFilter { service, route, is_dead, .. } = &filter;
+        let ids = filter.ids();
+        let (from, upto) = (&ids.start().0[..], &ids.end().0[..]);
         let after = after.map_or(0, |Sequence(after)| i64::try_from(after).unwrap_or(i64::MAX));
         // One extra shows whether there are more.
         let wanted = row::count(limit.saturating_add(1));
-        let values: [Parameter<'_>; 5] = [
+        let values: [Parameter<'_>; 7] = [
             (&after, Type::INT8),
             (&service.as_deref(), Type::TEXT),
             (&route.as_deref(), Type::TEXT),
             (is_dead, Type::BOOL),
             (&wanted, Type::INT8),
+            (&from, Type::BYTEA),
+            (&upto, Type::BYTEA),
         ];
         let rows = self.pool.query(&sql, &values).await?;
         let found = rows.iter().map(delivery).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;

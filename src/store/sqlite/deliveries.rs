@@ -432,16 +432,17 @@ impl Reader {
         after: Option<Sequence>,
         limit: usize,
     ) -> Result<DeliveryPage, Failure> {
-        let DeliveryFilter { service, route, is_dead } = filter;
+        let DeliveryFilter { service, route, is_dead, .. } = filter;
+        let ids = filter.ids();
         let sql = select(
             "",
             "WHERE d.sequence > ?1 AND (?2 IS NULL OR o.service = ?2) AND (?3 IS NULL OR o.route = ?3)
-                AND (?4 IS NULL OR (d.dead_until IS NOT NULL) = ?4)
+                AND (?4 IS NULL OR (d.dead_until IS NOT NULL) = ?4) AND d.id BETWEEN ?6 AND ?7
              ORDER BY d.sequence LIMIT ?5",
         );
         let wanted = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
         let after = after.map_or(0, |Sequence(after)| i64::try_from(after).unwrap_or(i64::MAX));
-        let values = params![after, service.as_deref(), route.as_deref(), is_dead, wanted];
+        let values = params![after, service.as_deref(), route.as_deref(), is_dead, wanted, ids.start().0, ids.end().0];
         let mut listing = self.conn.prepare_cached(&sql)?;
         let found = listing.query_map(values, delivery)?.collect::<rusqlite::Result<_>>()?;
         Ok(DeliveryPage::of(found, self.now(), limit))
