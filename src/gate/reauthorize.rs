@@ -92,7 +92,8 @@ impl ProtectedRequest {
         if !self.needs_permission(&decision) {
             return self.reply(decision, until);
         }
-        match self.reply_without_permission().await {
+        // In a box: the future of every protected request would have room for this question.
+        match Box::pin(self.reply_without_permission()).await {
             Some(reply) => reply,
             None => self.reply(decision, until),
         }

@@ -305,7 +305,8 @@ impl std::fmt::Debug for Content {
 
 struct Reader<'a> {
     buffer: CountedBuffer<'a>,
-    spool: Option<SpoolWriter>,
+    /// In a box, as what awaits it: the future of every request with a body would have room for them.
+    spool: Option<Box<SpoolWriter>>,
     length: u64,
     limit: u64,
     memory: Account<'a>,
@@ -325,8 +326,9 @@ impl Reader<'_> {
         let content = match self.spool {
             None => Content::Memory(last),
             Some(spool) => {
+                let (party, budget) = (self.memory.party(), Arc::clone(self.memory.budget()));
                 let (file, sha256) =
-                    spool.write(last, self.memory.party()).await?.finish(Arc::clone(self.memory.budget())).await?;
+                    Box::pin(async move { spool.write(last, party).await?.finish(budget).await }).await?;
                 Content::Spooled { file, sha256 }
             }
         };
@@ -342,16 +344,22 @@ impl Reader<'_> {
         let unplaced = self.buffer.push(data).err();
         let full = if self.spool.is_some() { self.buffer.len() >= spool::CHUNK } else { self.length > IN_MEMORY };
         if full || unplaced.is_some() {
-            let mut spool = match self.spool.take() {
-                Some(spool) => spool,
-                None => SpoolWriter::create(self.usage).await?,
-            };
-            let (buffer, _) = self.buffer.take();
-            for chunk in [buffer].into_iter().chain(unplaced) {
-                spool = spool.write(chunk, self.memory.party()).await?;
-            }
-            self.spool = Some(spool);
+            Box::pin(self.spill(unplaced)).await?;
         }
+        Ok(())
+    }
+
+    /// Writes to the file what is buffered, and then what was not placed.
+    async fn spill(&mut self, unplaced: Option<Bytes>) -> Result<(), BufferError> {
+        let mut spool = match self.spool.take() {
+            Some(spool) => *spool,
+            None => SpoolWriter::create(self.usage).await?,
+        };
+        let (buffer, _) = self.buffer.take();
+        for chunk in [buffer].into_iter().chain(unplaced) {
+            spool = spool.write(chunk, self.memory.party()).await?;
+        }
+        self.spool = Some(Box::new(spool));
         Ok(())
     }
 }

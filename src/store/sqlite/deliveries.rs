@@ -432,8 +432,7 @@ impl Reader {
         after: Option<Sequence>,
         limit: usize,
     ) -> Result<DeliveryPage, Failure> {
-        let DeliveryFilter { service, route, is_dead, .. } = filter;
-        let ids = filter.ids();
+        let (DeliveryFilter { service, route, is_dead, .. }, ids) = (filter, filter.ids());
         let sql = select(
             "",
             "WHERE d.sequence > ?1 AND (?2 IS NULL OR o.service = ?2) AND (?3 IS NULL OR o.route = ?3)
