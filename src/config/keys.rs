@@ -88,9 +88,6 @@ pub(super) const ROOT: &Section = &Section {
     ]],
 };
 
-/// Keys of the contract that this version does not support, with their tables.
-pub(super) const LATER: [(&str, &str); 1] = [("[[routes]]", "probe")];
-
 /// The tables that have a key of this name.
 pub(super) fn homes(key: &str) -> impl Iterator<Item = &'static str> {
     let mut sections = Vec::new();
@@ -133,8 +130,7 @@ pub(super) fn variable(section: &str, key: &str) -> String {
 /// Every key of the top level, and those of its sections.
 #[cfg(test)]
 pub(super) fn all() -> impl Iterator<Item = (Option<&'static str>, &'static str)> {
-    let later = LATER.iter().filter(|(section, _)| *section == ROOT.name).map(|(_, key)| *key);
-    let top = ROOT.names().chain(later).map(|key| (None, key));
+    let top = ROOT.names().map(|key| (None, key));
     top.chain(sections().flat_map(|(name, section)| section.names().map(move |key| (Some(name), key))))
 }
 

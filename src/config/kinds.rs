@@ -212,17 +212,9 @@ pub(super) fn time_of(allowed: RangeInclusive<Duration>) -> Kind<Duration> {
 
 /// One of these words.
 pub(super) fn words<T: Copy + PartialEq>(words: &'static [(&'static str, T)]) -> Kind<T> {
-    words_but(words, &[])
-}
-
-/// One of these words; `later` are words of the contract that this version does not support.
-pub(super) fn words_but<T: Copy + PartialEq>(
-    words: &'static [(&'static str, T)],
-    later: &'static [&'static str],
-) -> Kind<T> {
     Kind::new(
         || json!({ "type": "string", "enum": words.iter().map(|(word, _)| *word).collect::<Vec<_>>() }),
-        |node| node.word(words, later),
+        |node| node.word(words),
         |value| words.iter().find(|(_, meant)| meant == value).map_or("", |(word, _)| word).into(),
     )
 }

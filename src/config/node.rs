@@ -39,11 +39,6 @@ impl Wrong {
         self.hint = Some(hint.into());
         self
     }
-
-    /// Something of the contract that this version does not do yet.
-    pub(super) fn later(what: &str) -> Self {
-        Self::new(format!("{what}: not supported by this version"))
-    }
 }
 
 /// A value, and where it stands.
@@ -150,22 +145,13 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// It as one of a few words; `later` are words of the contract that this version does not take yet.
-    pub(super) fn word<T: Clone>(&self, words: &[(&str, T)], later: &[&str]) -> Result<T, Wrong> {
+    /// It as one of a few words.
+    pub(super) fn word<T: Clone>(&self, words: &[(&str, T)]) -> Result<T, Wrong> {
         let known = || words.iter().map(|(word, _)| *word);
         let choice = known().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or ");
-        if let Value::Dict(..) = self.value {
-            let is_later = |key: &&&str| self.value.find_ref(key).is_some();
-            let wrong = match later.iter().find(is_later) {
-                Some(key) => Wrong::later(&format!("{{ {key} = ... }}")),
-                None => self.expected(&choice),
-            };
-            return Err(wrong.hint(format!("write {choice}")));
-        }
         let text = self.text().map_err(|_| self.expected(&choice).hint(format!("write {choice}")))?;
         match words.iter().find(|(word, _)| *word == text) {
             Some((_, value)) => Ok(value.clone()),
-            None if later.contains(&text) => Err(Wrong::later(&format!("\"{text}\"")).hint(format!("write {choice}"))),
             None => {
                 let hint = match nearest(text, known()) {
                     Some(word) => format!("did you mean \"{word}\"?"),
@@ -310,9 +296,6 @@ impl<'a> Table<'a> {
     }
 
     fn unknown(&self, key: &str, node: &Node<'_>) -> Wrong {
-        if keys::LATER.contains(&(self.section.name, key)) {
-            return Wrong::new("not supported by this version").hint("remove it");
-        }
         let wrong = Wrong::new(format!("unknown key in {}", self.section.name));
         let is_variable = matches!(node.place(), Place::Environment(_));
         if let (true, Some((section, key))) = (is_variable, keys::split_variable(key)) {

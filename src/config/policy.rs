@@ -289,7 +289,7 @@ fn in_flight() -> Kind<InFlight> {
 
 fn word(node: &Node<'_>) -> Result<InFlight, Wrong> {
     let word = match node.text() {
-        Ok(_) => node.word(&[("reject", InFlight::Reject)], &[]),
+        Ok(_) => node.word(&[("reject", InFlight::Reject)]),
         Err(_) => Err(node.expected("\"reject\" or a table")),
     };
     word.map_err(|wrong| wrong.hint("write \"reject\" or { wait = \"10s\" }"))

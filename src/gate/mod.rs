@@ -325,7 +325,7 @@ impl Gate {
         self.shared.requests.receiver_count()
     }
 
-    /// Waits until every errand has ended, for `patience` at most. Then attempts that still run are given up: their
+    /// Waits until every protected request has ended, for `patience` at most. Then attempts that still run are given up: their
     /// records turn unknown. Returns whether all had ended by themselves.
     pub async fn drain(&self, patience: Duration) -> bool {
         let ended = tokio::time::timeout(patience, self.shared.requests.closed()).await.is_ok();

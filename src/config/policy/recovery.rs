@@ -80,7 +80,7 @@ pub(super) fn recovery() -> Kind<Recovery> {
 fn word(node: &Node<'_>) -> Result<Recovery, Wrong> {
     let words = [("hold", Recovery::Hold), ("retry", Recovery::Retry)];
     let word = match node.text() {
-        Ok(_) => node.word(&words, &[]),
+        Ok(_) => node.word(&words),
         Err(_) => Err(node.expected("\"hold\", \"retry\" or a table")),
     };
     word.map_err(|wrong| {
