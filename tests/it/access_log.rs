@@ -227,9 +227,16 @@ fn a_refused_reload_opens_the_file_anew_all_the_same() {
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, text.replace("[log]", "[log]\nlevle = \"info\"")).unwrap();
     gate.sighup();
-    eventually("the file is made anew", || path.exists().then_some(()));
-    gate.post("/a", "k-2", "{}").expect(200, "executed");
-    last_of(&gate, 1);
+    // The file is there a moment before the lines go to it.
+    let mut sent = 1;
+    eventually("a line in the new file", || {
+        sent += 1;
+        gate.post("/a", &format!("k-{sent}"), "{}").expect(200, "executed");
+        (!lines_of(&path).is_empty()).then_some(())
+    });
+    let plan = gate.stop();
+    let lines = [plan.path("access.log.1"), plan.path("access.log")].map(|file| lines_of(&file).len());
+    assert_eq!(lines.iter().sum::<usize>(), sent, "{lines:?}");
 }
 
 #[test]
