@@ -264,8 +264,8 @@ const TWO_READINGS: &str = "a part of it is not a JSON object, or has a name twi
 const NO_KEY_FOR_IT: &str = "its algorithm is not one that its key may be used with here";
 
 /// See RFC 7518, section 3.2.
-const NO_SECRET_FOR_IT: &str = "its algorithm is not one that its key may be used with here: a secret needs 32 bytes for HS256, 48 for \
-                                HS384 and 64 for HS512";
+const NO_SECRET_FOR_IT: &str = "its algorithm is not one that a key may be used with here: HS256 needs a secret of 32 bytes, HS384 one \
+                                of 48 and HS512 one of 64, and `algorithms` may narrow the choice";
 
 const NOT_A_TOKEN: &str = "it does not have the form of a signed JWT";
 
@@ -313,7 +313,9 @@ fn reason(kind: &ErrorKind) -> &'static str {
             "iss" => "it names no issuer",
             _ => "it names no audience",
         },
-        ErrorKind::Json(_) => "a registered claim of it, such as sub, does not have the form that RFC 7519 gives it",
+        ErrorKind::Json(_) => {
+            "a registered claim of it, such as sub, stands twice or does not have the form of RFC 7519"
+        }
         _ => NOT_A_TOKEN,
     }
 }
