@@ -101,7 +101,7 @@ fn an_address_whose_exchanges_break_off_is_set_aside() {
 }
 
 /// A socket of the file system in front of a server of TCP; and how many connections came by it.
-fn by_socket(path: &Path, server: SocketAddr) -> Arc<AtomicUsize> {
+pub fn by_socket(path: &Path, server: SocketAddr) -> Arc<AtomicUsize> {
     let (listener, came) = (UnixListener::bind(path).unwrap(), Arc::new(AtomicUsize::new(0)));
     let counted = Arc::clone(&came);
     std::thread::spawn(move || {
