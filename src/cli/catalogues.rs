@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::man::{Facts, whole, with_subcommands};
 use crate::config;
+use crate::idempotency::recovery::Finding;
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
 use crate::store::metered::StoreOp;
@@ -51,6 +52,7 @@ fn all_metrics() -> String {
         drop(route.answered(outcome, StatusCode::OK, Instant::now()));
     }
     route.upstream_took(Duration::ZERO);
+    route.probe_checks(Finding::Done).inc();
     route.observed().would(Outcome::Executed, false);
     route.observed().dropped(Dropped::Store);
     metrics.store("memory")(StoreOp::Claim, Duration::ZERO, Some(ErrorKind::Full));

@@ -386,7 +386,7 @@ impl Driver {
                 Event::StoreFailed { in_doubt: false }
             }
             Done::Probed(probed) => {
-                let finding = probed.finding();
+                let finding = probed.finding;
                 self.probed = Some(probed);
                 Event::Probed(finding)
             }

@@ -424,6 +424,12 @@ pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempte
         return;
     };
     report_held(request, attempted, settled);
+    if outcome == Outcome::Executed
+        && matches!(settled, Some(Settled::Done { .. }))
+        && answer.as_ref().is_ok_and(|answer| answer.status.is_success())
+    {
+        request.check_probe();
+    }
     let sender = match client {
         Some(client) => {
             let (sender, body) = rest.is_some().then(Body::channel).unzip();

@@ -1,21 +1,51 @@
 //! What a configuration makes the identities of its records by.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::Settings;
 use super::shared::IdentityDigest;
+use super::{Gate, Settings};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::identity::{CallerRules, Identifier};
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::policy::{Mode, Policy, Seal};
 use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Route, Router};
-use crate::store::{Identity, IdentityChange, Origin};
+use crate::store::{Identity, IdentityChange, Origin, OriginId};
 
 /// The scope of a route that named none, in versions of oncegate that kept no descriptions of rules.
 const FORMER_DEFAULT_SCOPE: [&str; 3] = ["host", "header:authorization", "header:x-api-key"];
+
+impl Gate {
+    /// The origins of this gate's records, and the rules of their identities: for [`crate::store::Store::adopt`] before it serves.
+    #[must_use]
+    pub fn identities(&self) -> (Vec<Origin>, Vec<Identity>) {
+        self.identity_rules().adoption()
+    }
+
+    /// The origins of records that must be encrypted. Routes of one namespace find the same records, so that one of them is
+    /// enough.
+    #[must_use]
+    pub fn sealed_origins(&self) -> HashSet<OriginId> {
+        let routes = self.router.routes();
+        let demand = |namespace: &str| {
+            routes.iter().any(|route| route.policy.seal == Seal::Required && *route.namespace == *namespace)
+        };
+        routes
+            .iter()
+            .filter(|route| demand(&route.namespace))
+            .map(|route| origin(&self.settings.service, &route.namespace, &route.name).id())
+            .collect()
+    }
+
+    /// What the identities of its records are made by.
+    #[must_use]
+    pub fn identity_rules(&self) -> IdentityRules<'_> {
+        IdentityRules::of(&self.settings, &self.router)
+    }
+}
 
 /// The rules of a configuration's identities.
 #[derive(Clone, Copy)]

@@ -42,7 +42,7 @@ mod shared;
 mod single_flight;
 mod verdict;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,12 +56,13 @@ use self::answer::{CrossOrigin, Estimator, Reply};
 pub use self::attempt_tokens::Tokens;
 pub use self::circuit::Circuit;
 pub use self::deliver::deliver_accepted;
-use self::identities::{IdentityRules, origin};
+use self::identities::origin;
 use self::ignored::{IgnoredLog, KeyPlaces};
 use self::jwt::Verifier;
 pub use self::message::{Consumed, Message};
 use self::pass::ForwardOptions;
 use self::policy_page::PolicyPage;
+use self::probe::ProbeCheck;
 pub use self::reconcile::ask_about_unknown;
 pub use self::reload::{Reload, Stuck};
 pub use self::replaced::{KNOWN_AFTER, follow_rules, replaces};
@@ -80,10 +81,10 @@ use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::grpc;
 use crate::idempotency::identity::{CallerRules, Identifier, Identifiers, RulesTag};
-use crate::idempotency::policy::{Mode, Seal};
+use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
-use crate::store::{Identity, Origin, OriginId, Store};
+use crate::store::{OriginId, Store};
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
@@ -189,6 +190,8 @@ struct RouteState {
     kept: Vec<HeaderName>,
     /// Logs keys that have no effect, at a limited rate.
     ignored: IgnoredLog,
+    /// Whether its probe can be believed.
+    probe_check: ProbeCheck,
 }
 
 /// How long a client waits before it repeats a request that was one too many.
@@ -241,6 +244,7 @@ impl Gate {
                 rules_tags: rules.iter().filter(|_| rules.len() > 1).map(RulesTag::of).collect(),
                 kept,
                 ignored: IgnoredLog::default(),
+                probe_check: ProbeCheck::default(),
                 name: Arc::clone(name),
                 origin: origin(&settings.service, namespace, name).id(),
                 shadow_origin: origin(&settings.service, namespace, name).shadow().id(),
@@ -254,7 +258,7 @@ impl Gate {
                 identifiers.all().map(|identifier| identities::digest(identifier, route, callers)).collect();
             let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
             let state = state(&route.name, &route.namespace, rules, kept);
-            state.metrics.expect(possible_outcomes::of_route(&route.policy));
+            possible_outcomes::show(&route.policy, &state.metrics);
             (Arc::clone(&route.name), state)
         });
         let observing = router.routes().iter().filter(|route| route.policy.mode == Mode::Observe);
@@ -284,33 +288,6 @@ impl Gate {
             shared,
             settings,
         })
-    }
-
-    /// The origins of this gate's records, and the rules of their identities: for [`Store::adopt`] before it serves.
-    #[must_use]
-    pub fn identities(&self) -> (Vec<Origin>, Vec<Identity>) {
-        self.identity_rules().adoption()
-    }
-
-    /// The origins of records that must be encrypted. Routes of one namespace find the same records, so that one of them is
-    /// enough.
-    #[must_use]
-    pub fn sealed_origins(&self) -> HashSet<OriginId> {
-        let routes = self.router.routes();
-        let demand = |namespace: &str| {
-            routes.iter().any(|route| route.policy.seal == Seal::Required && *route.namespace == *namespace)
-        };
-        routes
-            .iter()
-            .filter(|route| demand(&route.namespace))
-            .map(|route| origin(&self.settings.service, &route.namespace, &route.name).id())
-            .collect()
-    }
-
-    /// What the identities of its records are made by.
-    #[must_use]
-    pub fn identity_rules(&self) -> IdentityRules<'_> {
-        IdentityRules::of(&self.settings, &self.router)
     }
 
     /// Renews the leases of running attempts until `stop` turns true: those of this gate, of the gates that it has taken

@@ -2,12 +2,21 @@
 
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy, StoreFailure};
-use crate::idempotency::recovery::Recovery;
+use crate::idempotency::recovery::{Finding, Recovery};
 use crate::idempotency::scope::{ScopePart, ScopeWord};
+use crate::telemetry::metrics::RouteMetrics;
 use crate::telemetry::outcome::{Code, Outcome};
 
+/// Shows the metrics of a route with this policy before there is anything to count.
+pub(super) fn show(policy: &Policy, metrics: &RouteMetrics) {
+    metrics.expect(of_route(policy));
+    if matches!(policy.recovery, Recovery::Probe(_)) {
+        Finding::ALL.into_iter().for_each(|finding| drop(metrics.probe_checks(finding)));
+    }
+}
+
 /// How requests of a route with this policy can end.
-pub(super) fn of_route(policy: &Policy) -> impl Iterator<Item = Outcome> {
+fn of_route(policy: &Policy) -> impl Iterator<Item = Outcome> {
     Outcome::ALL.into_iter().filter(|outcome| is_possible(policy, *outcome))
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::Method;
 
+use super::RouteState;
 use super::answer::Reply;
 use super::inquiry::{Inquired, Question};
 use super::protected::ProtectedRequest;
@@ -17,6 +18,9 @@ use crate::idempotency::record::{Attempt, RecordId, RequestId, State};
 use crate::idempotency::recovery::{Finding, ProbePath, Recovery};
 use crate::store::{Claim, End, Error, Expiry, Fresh, OriginId, Settled, Store};
 use crate::telemetry::outcome::Outcome;
+pub(super) use check::ProbeCheck;
+
+mod check;
 
 /// How much longer than the upstream's timeout the right to ask it lasts, if its gate ends without giving it back.
 const LOCK_MARGIN: Duration = Duration::from_secs(5);
@@ -62,8 +66,12 @@ impl Drop for ProbeLock {
     }
 }
 
-/// What the upstream said of an attempt, if it answered.
-pub(super) struct Probed(pub(super) Option<Inquired>);
+/// What the upstream said of an attempt.
+pub(super) struct Probed {
+    pub(super) finding: Finding,
+    /// Its answer, if it gave one.
+    pub(super) inquired: Option<Inquired>,
+}
 
 impl ProtectedRequest {
     /// The claim that is the right to ask about its record. Its token is its own: an upstream names records by theirs.
@@ -88,11 +96,10 @@ impl ProtectedRequest {
 
     /// Asks the upstream once.
     pub(super) async fn probe(&self) -> Probed {
-        let Recovery::Probe(probe) = &self.policy().recovery else { return Probed(None) };
-        let Some(target) = probe.path.target(&self.key, &self.id) else { return Probed(None) };
+        let Recovery::Probe(probe) = &self.policy().recovery else { return Probed::NOTHING };
+        let Some(target) = probe.path.target(&self.key, &self.id) else { return Probed::NOTHING };
         let asked = Question::of(self, target).ask().await;
-        report(Some(self.head.id), self.id, &self.state.name, &asked);
-        Probed(asked.ok())
+        Probed::new(Some(self.head.id), self.id, &self.state, asked)
     }
 }
 
@@ -111,30 +118,43 @@ pub(super) fn lock_of(
     Fresh { attempt, origin, lease, ttl: LOCK_REST, unknown_ttl: LOCK_REST, head }
 }
 
-/// Logs what the upstream said of an unknown outcome. `request` is the retry on whose behalf it was asked.
-pub(super) fn report(request: Option<RequestId>, record: RecordId, route: &str, asked: &Result<Inquired, Problem>) {
-    let request = request.map(|request| request.to_string());
-    match asked {
-        Ok(Inquired { answer, .. }) => {
-            let (status, finding) = (answer.status.as_u16(), Finding::of(answer.status).as_str());
-            tracing::info!(request, %record, route, status, finding, "asked the upstream about an unknown outcome");
-        }
-        Err(problem) => {
-            let cause = problem.code.as_str();
-            tracing::warn!(request, %record, route, cause, "asked the upstream about an unknown outcome, and got no answer");
+impl Probed {
+    /// Nothing was asked.
+    const NOTHING: Self = Self { finding: Finding::Unclear, inquired: None };
+
+    /// What the upstream said of an unknown outcome of this route, which is logged. `request` is the retry on whose behalf it
+    /// was asked.
+    pub(super) fn new(
+        request: Option<RequestId>,
+        record: RecordId,
+        state: &RouteState,
+        asked: Result<Inquired, Problem>,
+    ) -> Self {
+        let (request, route) = (request.map(|request| request.to_string()), &*state.name);
+        match asked {
+            Ok(inquired) => {
+                let finding = state.probe_check.finding(inquired.answer.status);
+                let (status, word) = (inquired.answer.status.as_u16(), finding.as_str());
+                tracing::info!(request, %record, route, status, finding = word, "asked the upstream about an unknown outcome");
+                Self { finding, inquired: Some(inquired) }
+            }
+            Err(problem) => {
+                let cause = problem.code.as_str();
+                tracing::warn!(request, %record, route, cause, "asked the upstream about an unknown outcome, and got no answer");
+                Self::NOTHING
+            }
         }
     }
-}
 
-impl Probed {
-    pub(super) fn finding(&self) -> Finding {
-        self.0.as_ref().map_or(Finding::Unclear, |inquired| Finding::of(inquired.answer.status))
+    /// The upstream gave no answer that counts as one.
+    pub(super) fn is_silent(&self) -> bool {
+        self.inquired.is_none()
     }
 
     /// How the record ends by what the upstream said. It lives from now on: a retry may come as late after this as after a claim.
     /// `Idempotency-Control: release` does not count: the upstream has what the request did.
     pub(super) fn end(&self, policy: &Policy) -> Option<End> {
-        let Inquired { answer, control } = self.0.as_ref()?;
+        let Inquired { answer, control } = self.inquired.as_ref()?;
         let answer = policy.response_headers.kept(Cow::Borrowed(answer));
         let is_kept = |content: &Content| !control.no_store && content.body.len() as u64 <= policy.max_response_body;
         let kept = match answer.content.as_ref().is_some_and(is_kept) {

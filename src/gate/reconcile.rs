@@ -8,7 +8,7 @@ use http::HeaderMap;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::inquiry::Question;
-use super::probe::{ProbeLock, Probed, lock_of, report};
+use super::probe::{ProbeLock, Probed, lock_of};
 use super::{Gate, RouteState};
 use crate::idempotency::codec::Head;
 use crate::idempotency::record::{RecordId, State};
@@ -102,10 +102,8 @@ impl Gate {
         let mut headers = HeaderMap::new();
         headers.extend(probe.headers.iter().map(|header| (header.name.clone(), header.value.clone())));
         let asked = Question::of_gate(self, upstream, target, headers).ask().await;
-        report(None, id, &route.name, &asked);
-        let is_silent = asked.is_err();
-        let probed = Probed(asked.ok());
-        let end = match probed.finding() {
+        let probed = Probed::new(None, id, state, asked);
+        let end = match probed.finding {
             Finding::Done => probed.end(&route.policy),
             // Nothing is here to run: a retry does.
             Finding::Absent => Some(End::Release),
@@ -113,9 +111,9 @@ impl Gate {
         };
         if let Some(end) = end {
             let settled = store.settle(id, record.attempt, end).await.map_err(Stopped::Store)?;
-            reconciled(state, id, probed.finding(), &settled);
+            reconciled(state, id, probed.finding, &settled);
         }
-        if is_silent { Err(Stopped::Silent(id)) } else { Ok(()) }
+        if probed.is_silent() { Err(Stopped::Silent(id)) } else { Ok(()) }
     }
 }
 

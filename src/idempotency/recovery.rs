@@ -80,6 +80,9 @@ pub enum Finding {
 }
 
 impl Finding {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Done, Self::Absent, Self::Unclear];
+
     /// The word for it in logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {

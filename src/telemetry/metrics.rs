@@ -26,6 +26,7 @@ use super::outcome::{Outcome, StatusClass};
 use super::records_by_key::RecordsByKey;
 use super::wall_clock;
 use crate::idempotency::record::State;
+use crate::idempotency::recovery::Finding;
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
 use crate::store::metered::{OperationsInFlight, StoreOp};
@@ -277,6 +278,11 @@ impl RouteMetrics {
             let fresh = || Observed::new(&self.name, families.observed.clone(), families.observed_dropped.clone());
             Arc::clone(routes.entry(self.name.clone()).or_insert_with(fresh))
         })
+    }
+
+    /// How often its probe said so of a request that has succeeded.
+    pub fn probe_checks(&self, finding: Finding) -> IntCounter {
+        self.families.probe_checks.with_label_values(&[&*self.name, finding.as_str()])
     }
 
     /// The upstream sent `Idempotency-Control` directives that were invalid and ignored.

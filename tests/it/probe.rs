@@ -117,6 +117,56 @@ fn what_the_upstream_never_saw_runs_again() {
 }
 
 /// A request that is too old to run still gets what the upstream has. Where that knows nothing, it is refused.
+/// An upstream whose path for questions knows nothing, or nothing of some requests, as where it is wrong: `finds` says of
+/// which it knows.
+fn without_books(finds: impl Fn(&str) -> bool + Send + Sync + 'static) -> Upstream {
+    Upstream::start(move |request| match request.start_line() {
+        line if line.starts_with("GET ") && finds(&line) => Reply::ok("it has it"),
+        line if line.starts_with("GET ") => Reply::status("404 Not Found", "no such path"),
+        _ if request.key().is_some_and(|key| key.starts_with("lost")) => Reply::nothing().close(),
+        _ => Reply::ok("paid"),
+    })
+}
+
+fn checks(gate: &Gate, finding: &str) -> f64 {
+    gate.metric("oncegate_probe_checks_total", &[&format!("finding=\"{finding}\""), "route=\"all\""])
+}
+
+#[test]
+fn a_path_that_does_not_find_what_succeeded_lets_nothing_run_again() {
+    let upstream = without_books(|_| false);
+    let gate = gate_before(&upstream, NOW);
+    assert_eq!([0.0; 3], ["done", "absent", "unclear"].map(|finding| checks(&gate, finding)));
+    let paid = Request::post("/charges").key("k").header("Authorization", "Bearer b").header("X-Own", "x").body("{}");
+    paid.send(&gate).expect(200, "executed");
+    eventually("a check", || (checks(&gate, "absent") > 0.0).then_some(()));
+    let question = upstream.seen().into_iter().find(|request| request.start_line().starts_with("GET ")).unwrap();
+    assert!(question.start_line().starts_with("GET /by-key/k?record="), "{}", question.start_line());
+    for (name, value) in [("authorization", Some("Bearer b")), ("x-own", Some("x")), ("idempotency-key", None)] {
+        assert_eq!(question.head.get(name).as_deref(), value, "{name}");
+    }
+    assert!(gate.log().contains("the probe does not find a request that has succeeded"), "{}", gate.log());
+    // By the letter of its answer, the upstream never saw this.
+    lost(&gate, "lost");
+    gate.post("/charges", "lost", "{}").expect_problem(409, "outcome-unknown");
+    assert_eq!(upstream.runs_of("lost"), 1);
+    // Nothing is asked twice.
+    paid.send(&gate).expect(200, "replayed");
+    gate.post("/charges", "other", "{}").expect(200, "executed");
+    assert_eq!((checks(&gate, "absent"), count(&upstream, "GET")), (1.0, 2));
+}
+
+#[test]
+fn a_path_that_finds_what_succeeded_is_believed() {
+    let upstream = without_books(|line| line.contains("/k?"));
+    let gate = gate_before(&upstream, NOW);
+    lost(&gate, "lost");
+    gate.post("/charges", "k", "{}").expect(200, "executed");
+    eventually("a check", || (checks(&gate, "done") > 0.0).then_some(()));
+    gate.post("/charges", "lost", "{}").expect_problem(502, "upstream-broken");
+    assert_eq!(upstream.runs_of("lost"), 2);
+}
+
 #[test]
 fn a_retry_that_may_not_run_gets_what_the_upstream_has() {
     let upstream = forgetful(|nth| match nth {

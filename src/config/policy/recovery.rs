@@ -29,7 +29,8 @@ keys! {
 keys! {
     /// `recovery`, where it is a table.
     pub(in crate::config) struct ProbeKeys "recovery" {
-        /// The path that the upstream is asked for, with GET. {key} is the key, percent-encoded; {id} the record's id.
+        /// The path that the upstream is asked for, with GET. {key} is the key, percent-encoded; {id} the record's id. The gate
+        /// checks it against a request that succeeded: if that is not found, 404 and 410 let nothing run again.
         probe: Option<ProbePath> = None => text(r"^/[^\s#]*\{(key|id)\}[^\s#]*$", path).optional(), Example("\"/v1/charges/by-key/{key}\"");
         /// How long an outcome must have been unknown before the upstream is asked. It must exceed the time that the upstream
         /// may take for a request, or an attempt that is still under way counts as one that never came. By default, the

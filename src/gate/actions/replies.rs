@@ -31,7 +31,7 @@ impl Driver {
             Reply::Decided { decision, until } => request.reply(decision, until),
             Reply::Released => attempt::released(&request, needed(self.released.as_deref(), "a released answer")?),
             Reply::Recovered => {
-                let Inquired { answer, .. } = needed(self.probed.take().and_then(|probed| probed.0), PROBED)?;
+                let Inquired { answer, .. } = needed(self.probed.take().and_then(|probed| probed.inquired), PROBED)?;
                 request.recovered(answer, self.settled.as_ref())
             }
             Reply::NothingLeft => request.nothing_left(),

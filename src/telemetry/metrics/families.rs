@@ -46,6 +46,7 @@ pub(in crate::telemetry) struct Families {
     pub(in crate::telemetry) observed_dropped: IntCounterVec,
     pub(in crate::telemetry) observed_routes: Mutex<BTreeMap<Box<str>, Arc<Observed>>>,
     pub(in crate::telemetry) control_invalid: IntCounterVec,
+    pub(in crate::telemetry) probe_checks: IntCounterVec,
     pub(in crate::telemetry) cache_requests: IntCounterVec,
     pub(in crate::telemetry) limit_exceeded: IntCounterVec,
     pub(in crate::telemetry) unsealed: [IntCounter; Closed::ALL.len()],
@@ -196,6 +197,16 @@ impl Families {
                         "Idempotency-Control directives of upstreams that were invalid and ignored.",
                     ),
                     &["route"],
+                ),
+            ),
+            probe_checks: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new(
+                        "oncegate_probe_checks_total",
+                        "Questions of a route's probe about a request that has succeeded, by what it said.",
+                    ),
+                    &["route", "finding"],
                 ),
             ),
             cache_requests: add(
