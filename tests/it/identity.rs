@@ -239,6 +239,9 @@ fn check_says_what_it_cannot_ask() {
     let (status, text) = asked(&format!("sqlite:{}", missing.display()));
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("there is no store yet") && !missing.exists(), "{text}");
+    let elsewhere = plan.path("not").join("there.db");
+    let (status, text) = asked(&format!("sqlite:{}", elsewhere.display()));
+    assert!(status == Some(1) && text.contains("its directory does not exist"), "{text}");
     let (status, text) = asked("memory:");
     assert!(status == Some(0) && text.contains("nothing to ask"), "{text}");
     let diary = plan.path("diary.txt");

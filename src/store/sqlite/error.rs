@@ -14,7 +14,7 @@ use crate::store::{Error, ErrorKind};
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// It, its lock or its directory cannot be read or written.
-    #[error("cannot open {}: {source}{}", path.display(), missing_directory(path))]
+    #[error("cannot open {}: {source}{}", path.display(), directory_hint(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -182,16 +182,18 @@ impl OpenError {
     }
 }
 
-/// A command that makes the directory of a store, if that is what is missing.
-fn missing_directory(path: &Path) -> String {
+/// The directory of a store, if that is missing; one that may not be looked into is another matter.
+pub(super) fn missing_directory(path: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    match absolute.parent() {
-        Some(directory) if !directory.exists() => {
-            let quoted = directory.display().to_string().replace('\'', r"'\''");
-            format!("\n    hint: its directory does not exist: install -d -m 0700 '{quoted}'")
-        }
-        _ => String::new(),
-    }
+    absolute.parent().filter(|directory| matches!(directory.try_exists(), Ok(false))).map(Path::to_owned)
+}
+
+/// A command that makes the directory of a store, if that is what is missing.
+fn directory_hint(path: &Path) -> String {
+    missing_directory(path).map_or_else(String::new, |directory| {
+        let quoted = directory.display().to_string().replace('\'', r"'\''");
+        format!("\n    hint: its directory does not exist: install -d -m 0700 '{quoted}'")
+    })
 }
 
 fn rfc3339(time: Timestamp) -> String {

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::error::missing_directory;
 use super::{OpenError, Settings};
 
 /// The right to open a file, held against every other process until the store that was opened with it has ended.
@@ -164,7 +165,7 @@ pub(super) fn find_database(path: &Path) -> Result<DatabasePresence, OpenError> 
     let is_missing = match fs::metadata(path) {
         Ok(found) if found.len() > 0 => return Ok(DatabasePresence::Database),
         Ok(_) => false,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && missing_directory(path).is_none() => true,
         Err(error) => return Err(fail(error)),
     };
     let mut traces = [LOG, INDEX, RESERVE].map(|suffix| with_suffix(path, suffix)).to_vec();
