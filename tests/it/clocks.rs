@@ -8,7 +8,7 @@ use crate::support::store::migrated;
 use crate::support::{Gate, Reply, Request, Signal, Upstream, eventually};
 
 /// A little more than the usual ttl.
-const OFF: i64 = 25 * 3600;
+pub const OFF: i64 = 25 * 3600;
 
 /// A gate whose clock is right, one that is ahead, and one that is behind.
 fn three(upstream: &Upstream, url: &str, policy: &str) -> [Gate; 3] {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::clocks::OFF;
 use crate::servers::{Database, Redis};
 use crate::storm::Storm;
 use crate::support::store::migrated;
@@ -32,6 +33,15 @@ fn replicas_with_different_secrets_that_are_killed_under_load() {
         let [first, other] = if turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) { [0, 1] } else { [1, 0] };
         plan.store(&format!("id_secret_file = {:?}\nother_id_secret_files = [{:?}]", files[first], files[other]))
     });
+}
+
+/// One has the right time, one is a day ahead, and one a day behind.
+#[test]
+fn replicas_that_deliver_what_they_accepted_are_killed_under_load() {
+    let Some(database) = migrated() else { return };
+    let turn = AtomicUsize::new(0);
+    let off = |plan: Plan| plan.clock_off_by([0, OFF, -OFF][turn.fetch_add(1, Ordering::Relaxed) % 3]);
+    killed_in(Storm::before(&database.url).accepting(), &database.url, off);
 }
 
 #[test]

@@ -15,6 +15,9 @@ use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
 /// Whoever asks for a key that another runs waits a little, so that being told across replicas is tried as well.
 const POLICY: &str = "in_flight = { wait = \"700ms\" }";
 
+/// What lets gates accept requests and deliver them later, without long pauses.
+const ACCEPT: &str = "mode = \"accept\"\ndeliver = { attempts = 100, backoff = \"50ms\", max_backoff = \"200ms\" }";
+
 /// How many clients there are, and how many of them want the same at once.
 const CLIENTS: usize = 50;
 const TOGETHER: usize = 4;
@@ -45,6 +48,8 @@ pub struct Storm {
     asks_again: bool,
     /// Whether a key has several ids: a gate that dies after its claim may leave a record under another.
     has_several_ids: bool,
+    /// Whether requests are accepted, and delivered later.
+    accepts: bool,
     /// Where the records can be looked at, by a way that nothing disturbs.
     databases: Vec<String>,
 }
@@ -75,8 +80,18 @@ impl Storm {
         let (writing, urls) = (Arc::clone(&books), databases.clone());
         let upstream = Upstream::start(move |request| writing.serve(request, &urls));
         let rounds = AtomicUsize::new(0);
-        let (asks_again, has_several_ids) = (false, false);
-        Self { upstream, gates: Arc::default(), books, rounds, lease: 1, asks_again, has_several_ids, databases }
+        let (asks_again, has_several_ids, accepts) = (false, false, false);
+        Self {
+            upstream,
+            gates: Arc::default(),
+            books,
+            rounds,
+            lease: 1,
+            asks_again,
+            has_several_ids,
+            accepts,
+            databases,
+        }
     }
 
     /// With clients who ask again for what others have had long ago, as often as for what is new.
@@ -91,6 +106,12 @@ impl Storm {
         self
     }
 
+    /// With gates that accept requests, and deliver them later. Clients ask until they have the answer.
+    pub fn accepting(mut self) -> Self {
+        self.accepts = true;
+        self
+    }
+
     /// With leases of so many seconds, where nobody dies: a claim that takes most of one is refused.
     pub fn with_lease(mut self, seconds: u32) -> Self {
         self.lease = seconds;
@@ -99,7 +120,8 @@ impl Storm {
 
     /// Starts gates before the upstream.
     pub fn start(&self, gates: usize, plan: impl Fn(Plan) -> Plan) -> Vec<Gate> {
-        let policy = format!("lease = \"{}s\"\n{POLICY}", self.lease);
+        let accept = if self.accepts { ACCEPT } else { "" };
+        let policy = format!("lease = \"{}s\"\n{POLICY}\n{accept}", self.lease);
         let gates: Vec<Gate> =
             (0..gates).map(|_| plan(Gate::before_url(&self.upstream.url()).defaults(&policy)).start()).collect();
         *self.gates.lock().unwrap() = gates.iter().map(|gate| Some(gate.address)).collect();
@@ -164,6 +186,7 @@ impl Storm {
             let pause = match one.answer.as_ref().map(|answer| answer.word.as_str()) {
                 Some("executed" | "replayed" | "outcome-unknown") => None,
                 Some("released") | None => Some(1),
+                Some("accepted") => Some(20),
                 Some(_) => Some(50),
             };
             self.books.tries.lock().unwrap().push(one);
@@ -260,9 +283,10 @@ impl Seen {
         let count = |word: &str| self.history.ends.iter().filter(|end| end.word() == Some(word)).count();
         let lost = self.history.tries.iter().filter(|one| one.answer.is_none()).count();
         let away = self.history.tries.iter().filter(|one| one.word() == Some("store-unavailable")).count();
+        let accepted = self.history.tries.iter().filter(|one| one.word() == Some("accepted")).count();
         eprintln!(
-            "{keys} keys, {} runs, {} requests ({lost} without an answer, {away} store-unavailable); in the end {} \
-             replayed, {} unknown, {} executed only then",
+            "{keys} keys, {} runs, {} requests ({lost} without an answer, {away} store-unavailable, {accepted} accepted); in \
+             the end {} replayed, {} unknown, {} executed only then",
             self.history.runs.len(),
             self.history.tries.len(),
             count("replayed"),

@@ -83,17 +83,29 @@ pub(super) async fn resolve(
         let mut body = change.members;
         body.insert("reason".to_owned(), selected.reason.into());
         client.send(Method::POST, &format!("{}/resolve", record_path(&id)), Some(&Value::Object(body))).await?;
-        let done = if release { "released: its key is free" } else { "completed: retries get this answer" };
-        writeln!(out, "{id} {done}")?;
+        match (release, release && is_accepted(client, &id).await?) {
+            (false, _) => writeln!(out, "{id} completed: retries get this answer")?,
+            (true, false) => writeln!(out, "{id} released: its key is free")?,
+            (true, true) => {
+                writeln!(
+                    out,
+                    "{id} released: `oncegate records retry {id}` delivers its request again; until then it is dead"
+                )?;
+            }
+        }
     }
     Ok(())
 }
 
+/// Whether this is the id of an accepted request.
+async fn is_accepted(client: &AdminClient, id: &str) -> anyhow::Result<bool> {
+    Ok(!ids_of(client, &format!("/api/v1/deliveries?id={id}"), "deliveries").await?.is_empty())
+}
+
 /// Whether this is the id of an accepted request of which no attempt has made a record.
 async fn is_without_record(client: &AdminClient, id: &str) -> anyhow::Result<bool> {
-    let accepted = ids_of(client, &format!("/api/v1/deliveries?id={id}"), "deliveries").await?;
     let recorded = ids_of(client, &format!("/api/v1/records?id={id}"), "records").await?;
-    Ok(!accepted.is_empty() && recorded.is_empty())
+    Ok(recorded.is_empty() && is_accepted(client, id).await?)
 }
 
 impl Change {

@@ -130,11 +130,21 @@ fn sessions_that_are_ended_under_load() {
 /// Replicas that are killed on a wire that is cut, before a pooler that is killed too, before a server that crashes.
 #[test]
 fn everything_at_once() {
+    everything(|storm| storm);
+}
+
+/// The same where what is accepted is delivered later.
+#[test]
+fn everything_at_once_while_gates_deliver() {
+    everything(Storm::accepting);
+}
+
+fn everything(of: impl Fn(Storm) -> Storm) {
     let Some(server) = Postgres::start() else { return };
     let database = migrated_on(&server);
     let Some(pooler) = PgBouncer::before(server.address()) else { return };
     let proxy = Proxy::before(pooler.address());
-    let storm = Storm::before(&database.url);
+    let storm = of(Storm::before(&database.url));
     let url = proxy.url(&database.url);
     let mut gates: Vec<Option<Gate>> = storm.start(3, |plan| plan.store_url(&url)).into_iter().map(Some).collect();
     let places = Arc::clone(&storm.gates);
