@@ -20,8 +20,8 @@ use crate::store::deliveries::Lane;
 use crate::store::rules::{self, RecordView};
 use crate::store::{ErrorKind, OriginId};
 
-/// The log is copied into the database when it has this many pages: 16 MiB.
-const CHECKPOINT_PAGES: i32 = 4096;
+/// The log is copied into the database when it has so many pages, from 2 to 16 MiB: see [`Pace`].
+const CHECKPOINT_PAGES: std::ops::RangeInclusive<i32> = 512..=4096;
 
 /// How often the time is noted, at most.
 const STAMP_EVERY: Duration = Duration::from_secs(1);
@@ -50,6 +50,7 @@ pub(super) struct Session {
     /// Pages in the log, as of the last commit.
     log_pages: Arc<AtomicI32>,
     checkpoint_at: i32,
+    pace: Pace,
     #[cfg(test)]
     pub(super) failpoints: super::failpoint::Failpoints,
     /// After the connection, which it must outlive.
@@ -77,7 +78,8 @@ impl Session {
             reserve,
             health: Health::default(),
             log_pages,
-            checkpoint_at: CHECKPOINT_PAGES,
+            checkpoint_at: *CHECKPOINT_PAGES.start(),
+            pace: Pace::default(),
             #[cfg(test)]
             failpoints: super::failpoint::Failpoints::default(),
             guard: opened.guard,
@@ -99,10 +101,12 @@ impl Session {
     pub(super) fn commit(&mut self) -> rusqlite::Result<()> {
         #[cfg(test)]
         self.failpoints.hit(super::failpoint::Failpoint::Commit)?;
+        let began = Instant::now();
         self.conn.prepare_cached("COMMIT")?.execute([])?;
         *self.committed.lock().unwrap_or_else(PoisonError::into_inner) = self.counts;
         let now = Instant::now();
         if self.has_written() {
+            self.pace.committed(now - began);
             self.health.wrote(self.takes_claims, now);
         }
         if self.health.news(now) == Some(HealthChange::HasRoom) {
@@ -282,15 +286,18 @@ impl Session {
     /// Copies the log into the database if it has grown enough. Waits for no reader: where one still looks at an older
     /// state, the log grows on and this is tried again a little later.
     pub(super) fn checkpoint_if_due(&mut self) -> rusqlite::Result<()> {
-        let pages = self.log_pages.load(Ordering::Relaxed);
-        if pages < CHECKPOINT_PAGES {
-            self.checkpoint_at = CHECKPOINT_PAGES;
+        let (pages, due) = (self.log_pages.load(Ordering::Relaxed), self.pace.pages);
+        if pages < due {
+            self.checkpoint_at = due;
         }
         if pages < self.checkpoint_at {
             return Ok(());
         }
-        self.checkpoint_at = pages + CHECKPOINT_PAGES / 4;
-        self.checkpoint()
+        self.checkpoint_at = pages + due / 4;
+        let began = Instant::now();
+        let checkpointed = self.checkpoint();
+        self.pace.copied(began.elapsed());
+        checkpointed
     }
 
     /// Copies the log into the database, so that its room serves again. Not on a full disk where the database would
@@ -319,5 +326,58 @@ impl Session {
         let bytes = self.conn.query_row(bytes, [], |row| row.get::<_, i64>(0))?;
         let on_disk = self.conn.path().and_then(|path| std::fs::metadata(path).ok()).map_or(0, |file| file.len());
         Ok(u64::try_from(bytes).unwrap_or(0).saturating_sub(on_disk))
+    }
+}
+
+/// How long the log may become before it is copied into the database.
+///
+/// All callers wait for a copy: a short log makes them wait often, and a long one for long. A copy costs at least two syncs,
+/// so that on a slow disk many short ones would take most of the time. So a copy may take as long as a few commits do.
+struct Pace {
+    pages: i32,
+    /// What commits took since the last copy, and how many they were.
+    commits: (Duration, u32),
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { pages: *CHECKPOINT_PAGES.start(), commits: (Duration::ZERO, 0) }
+    }
+}
+
+impl Pace {
+    fn committed(&mut self, took: Duration) {
+        self.commits = (self.commits.0 + took, self.commits.1 + 1);
+    }
+
+    fn copied(&mut self, took: Duration) {
+        let (commits, count) = std::mem::take(&mut self.commits);
+        let commit = commits / count.max(1);
+        if took > commit * 6 {
+            self.pages = (self.pages / 2).max(*CHECKPOINT_PAGES.start());
+        } else if took < commit * 3 {
+            self.pages = (self.pages * 2).min(*CHECKPOINT_PAGES.end());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_of_the_log_may_take_as_long_as_a_few_commits() {
+        let mut pace = Pace::default();
+        let mut copy = |commits: &[u64], took: u64| {
+            commits.iter().for_each(|commit| pace.committed(Duration::from_millis(*commit)));
+            pace.copied(Duration::from_millis(took));
+            pace.pages
+        };
+        // A disk whose syncs take long.
+        assert_eq!([copy(&[9, 11], 22), copy(&[10], 25), copy(&[10], 29), copy(&[10], 29)], [1024, 2048, 4096, 4096]);
+        assert_eq!(copy(&[10, 10], 48), 4096);
+        // One whose syncs are quick.
+        assert_eq!([copy(&[2, 2], 30), copy(&[2], 16), copy(&[2], 13), copy(&[2], 8)], [2048, 1024, 512, 512]);
+        assert_eq!(copy(&[], 5), 512);
     }
 }
