@@ -109,6 +109,17 @@ async fn a_viewer_sees_neither_keys_nor_answers() {
 }
 
 #[tokio::test]
+async fn a_viewer_sees_no_keys_of_accepted_requests() {
+    let admin = start_with_roles().await;
+    admin.accept("charge", KEY).await;
+    for (token, is_shown) in [(BOARD, false), (OPS, true)] {
+        let listed = ask(&admin, "GET /api/v1/deliveries", token, "").await;
+        let delivery = &listed.json()["deliveries"][0];
+        assert_eq!((&delivery["state"], delivery["key"].is_string()), (&json!("queued"), is_shown), "{}", listed.body);
+    }
+}
+
+#[tokio::test]
 async fn wrong_tokens_are_counted_and_throttled() {
     let admin = start_with(&[("ops", Role::Operator, OPS), ("old", Role::Operator, "short")]).await;
     for nth in 0..10 {
