@@ -136,5 +136,5 @@ export function deliveries({ gate, parameters, signal, announce }) {
     note, wrong, routes, place);
   // The role decides what is shown, and comes with the stats.
   if (gate.stats) search();
-  return { title: "Deliveries", element, reload: load, find: () => fields.route.focus() };
+  return { title: "Deliveries", element, reload: () => { if (gate.stats) load(); }, find: () => fields.route.focus() };
 }
