@@ -77,7 +77,7 @@ async fn dispatch(
         Resource::Record => records::show(state, parse_id(id)?, query, request.headers(), &asker).await,
         Resource::Resolve => resolve::resolve(state, parse_id(id)?, request.into_body(), &asker).await,
         Resource::Retry => deliveries::retry(state, parse_id(id)?, request.into_body(), &asker).await,
-        Resource::Deliveries => deliveries::list(state, query).await,
+        Resource::Deliveries => deliveries::list(state, query, &asker).await,
         Resource::Pause => deliveries::pause(state, request.into_body(), true, &asker).await,
         Resource::Resume => deliveries::pause(state, request.into_body(), false, &asker).await,
         Resource::PurgeAll => bulk::purge(state, request.into_body(), &asker).await,

@@ -11,10 +11,12 @@ use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty, json};
 use super::audit::Deed;
+use super::endpoints::REVEALING;
 use super::forms;
 use super::query::{DEFAULT_LIMIT, bad, limit, pairs, unknown};
 use super::records::{MAX_REASON, absent, check_optional, unavailable};
 use super::resolve::receive;
+use super::tokens::Role;
 use super::wanted::id_prefix;
 use crate::idempotency::codec;
 use crate::idempotency::record::{self, RecordId};
@@ -82,12 +84,12 @@ struct DeliveryView {
     method: Option<String>,
     /// Its path, which may be cut.
     path: Option<String>,
-    /// Its key, shortened.
+    /// Its key, shortened; nothing for a viewer.
     key: Option<String>,
 }
 
 /// `GET /api/v1/deliveries`
-pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, Problem> {
+pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
     let mut filter = DeliveryFilter { service: Some(state.service.clone()), ..DeliveryFilter::default() };
     let (mut most, mut after) = (DEFAULT_LIMIT, None);
     for (name, value) in pairs(query)? {
@@ -121,7 +123,7 @@ pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, P
     let is_paused = |name: &&str| state.origin_of(name).is_some_and(|origin| origins.contains(&origin));
     let paused = routes.routes.iter().map(|route| &*route.name).filter(is_paused).map(str::to_owned).collect();
     let next = found.next.map(|Sequence(place)| place.to_string());
-    let deliveries = found.deliveries.iter().map(DeliveryView::of).collect();
+    let deliveries = found.deliveries.iter().map(|found| DeliveryView::of(found, asker.role)).collect();
     Ok(json(StatusCode::OK, &Page { deliveries, next, paused }))
 }
 
@@ -264,7 +266,8 @@ impl State {
 }
 
 impl DeliveryView {
-    fn of(delivery: &Delivery) -> Self {
+    /// As somebody of this role sees it.
+    fn of(delivery: &Delivery, role: Role) -> Self {
         let head = codec::Head::decode(&delivery.head).ok();
         let (state, due_at, expires_at) = match delivery.state {
             DeliveryState::Queued { due } => (STATES[0], Some(rfc3339(due)), None),
@@ -281,7 +284,7 @@ impl DeliveryView {
             reason: delivery.note.as_ref().map(|note| String::from_utf8_lossy(note).into_owned()),
             method: head.as_ref().map(|head| head.method.to_string()),
             path: head.as_ref().map(|head| head.path.clone()),
-            key: head.map(|head| head.key),
+            key: head.map(|head| head.key).filter(|_| role >= REVEALING),
         }
     }
 }

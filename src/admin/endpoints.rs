@@ -59,6 +59,8 @@ pub(super) const ENDPOINTS: &[Endpoint] = &[
     file("/page/records.js", File::Records),
     file("/page/record.js", File::Record),
     file("/page/audit.js", File::Audit),
+    file("/page/deliveries.js", File::Deliveries),
+    file("/page/dialog.js", File::Dialog),
     file("/page/icon.svg", File::Icon),
     Endpoint { path: "/livez", resource: Resource::Livez, rights: ANYBODY, takes_parameters: true },
     Endpoint { path: "/readyz", resource: Resource::Readyz, rights: ANYBODY, takes_parameters: true },

@@ -23,6 +23,8 @@ pub(super) enum File {
     Records,
     Record,
     Audit,
+    Deliveries,
+    Dialog,
     Icon,
 }
 
@@ -38,7 +40,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 impl File {
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Index,
         Self::Style,
         Self::Main,
@@ -48,6 +50,8 @@ impl File {
         Self::Records,
         Self::Record,
         Self::Audit,
+        Self::Deliveries,
+        Self::Dialog,
         Self::Icon,
     ];
 
@@ -63,6 +67,8 @@ impl File {
             Self::Records => (JAVASCRIPT, include_str!("page/records.js")),
             Self::Record => (JAVASCRIPT, include_str!("page/record.js")),
             Self::Audit => (JAVASCRIPT, include_str!("page/audit.js")),
+            Self::Deliveries => (JAVASCRIPT, include_str!("page/deliveries.js")),
+            Self::Dialog => (JAVASCRIPT, include_str!("page/dialog.js")),
             Self::Icon => ("image/svg+xml", include_str!("page/icon.svg")),
         }
     }
@@ -85,6 +91,8 @@ impl File {
             Self::Records => "pageRecords",
             Self::Record => "pageRecord",
             Self::Audit => "pageAudit",
+            Self::Deliveries => "pageDeliveries",
+            Self::Dialog => "pageDialog",
             Self::Icon => "pageIcon",
         }
     }

@@ -51,7 +51,7 @@ fn the_page_and_all_that_it_loads_are_there() {
             }
         }
     }
-    assert_eq!(files.len(), 10, "{files:?}");
+    assert_eq!(files.len(), 12, "{files:?}");
 }
 
 #[test]

@@ -3,12 +3,13 @@
 import { ask, query } from "/page/api.js";
 import { h, problem, put, recordLink, some, table, time } from "/page/dom.js";
 
-const ACTIONS = ["", "resolve", "purge", "bulk-resolve", "bulk-purge", "reseal", "reload", "read-answer", "read-key", "accept-identity-change"];
+const ACTIONS = ["", "resolve", "purge", "bulk-resolve", "bulk-purge", "reseal", "reload", "read-answer", "read-key", "accept-identity-change", "retry", "pause", "resume"];
 
 // What an entry says besides who, when and why.
 export function detail(entry) {
   const parts = [];
   if (entry.resolution) parts.push(`resolved as: ${entry.resolution}`);
+  if (entry.route) parts.push(`route ${entry.route}`);
   if (entry.before?.state) parts.push(`it was ${entry.before.state}`);
   for (const name of ["matched", "done", "failed", "in_flight", "resealed", "unopened"]) if (entry[name] !== undefined && entry[name] !== null) parts.push(`${name} ${entry[name]}`);
   if (entry.filter) parts.push(`filter ${JSON.stringify(entry.filter)}`);

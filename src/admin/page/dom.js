@@ -108,7 +108,7 @@ export function facts(pairs) {
 
 export const code = text => text === null || text === undefined ? null : h("code", {}, text);
 
-const SIGNS = { "completed": "good", "in-flight": "run", "unknown": "warn" };
+const SIGNS = { "completed": "good", "in-flight": "run", "unknown": "warn", "dead": "warn" };
 export const stateWord = state => h("span", { class: "word", "data-state": SIGNS[state] }, state);
 
 export function duration(seconds) {

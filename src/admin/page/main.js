@@ -6,6 +6,7 @@ import { now, reasonOf, routes } from "/page/now.js";
 import { records } from "/page/records.js";
 import { record } from "/page/record.js";
 import { audit } from "/page/audit.js";
+import { deliveries } from "/page/deliveries.js";
 
 const EVERY = 2000;
 const PATIENCE = 5000;
@@ -26,7 +27,7 @@ export function announce(text) {
   setTimeout(() => { $("announce").textContent = text; }, 50);
 }
 
-const VIEWS = { now, routes, records, audit };
+const VIEWS = { now, routes, records, audit, deliveries };
 
 // "#/records/ID?x=y" to its parts.
 function place() {
@@ -155,14 +156,14 @@ function forget() {
 
 // One key each. They can be switched off, for those who speak to their machine or slip (WCAG 2.1.4).
 let keys = true;
-const TARGETS = { "1": "#/now", "2": "#/routes", "3": "#/records", "4": "#/audit" };
+const TARGETS = { "1": "#/now", "2": "#/routes", "3": "#/records", "4": "#/audit", "5": "#/deliveries" };
 
 function help() {
   const opener = document.activeElement;
   const isOn = h("input", { type: "checkbox", checked: keys, onchange: event => { keys = event.target.checked; } });
   const dialog = h("dialog", { "aria-labelledby": "keys-title" },
     h("h2", { id: "keys-title" }, "Keys"),
-    h("dl", { class: "facts" }, [["1", "Now"], ["2", "Routes"], ["3", "Records"], ["4", "Audit"], ["/", "Go to the search of records or of the audit log"],
+    h("dl", { class: "facts" }, [["1", "Now"], ["2", "Routes"], ["3", "Records"], ["4", "Audit"], ["5", "Deliveries"], ["/", "Go to the search of records, of the audit log or of deliveries"],
       ["r", "Load the view again"], ["?", "This help"], ["Esc", "Close a dialog; nothing is changed"]]
       .map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
     h("label", { class: "check" }, isOn, "Single keys do this"),

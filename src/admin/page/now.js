@@ -38,7 +38,7 @@ const TROUBLE = {
 
 const UNITS = { max_buffered_memory: bytes, max_buffered_disk: bytes };
 
-// What is wrong, in sentences.
+// What is wrong, in sentences; where a view shows more, { line, href }.
 export function complaints(stats) {
   const found = [];
   if (!stats.ready) found.push(`The gate is not ready. ${reasonOf(stats)}`);
@@ -50,7 +50,7 @@ export function complaints(stats) {
     if (error.per_second > 0) found.push(`The store fails at ${error.op}: ${error.kind}, ${rate(error.per_second)} a second.`);
   for (const { limit, used, max } of stats.limits)
     if (max > 0 && used >= 0.9 * max) found.push(`The limit ${limit} is nearly reached: ${(UNITS[limit] ?? count)(used)} of ${(UNITS[limit] ?? count)(max)}.`);
-  if (stats.deliveries.dead > 0) found.push(`Accepted requests were given up: ${count(stats.deliveries.dead)}. "oncegate deliveries list --state dead" shows them.`);
+  if (stats.deliveries.dead > 0) found.push({ line: `Accepted requests were given up: ${count(stats.deliveries.dead)}.`, href: "#/deliveries?state=dead" });
   if (!stats.last_reload.successful) found.push("The configuration was refused when it was last read. The gate goes on with the former one.");
   return found;
 }
@@ -102,12 +102,12 @@ export function now({ gate }) {
     const text = found.length === 0 ? ["Nothing is wrong that this gate knows of."] : found;
     if (oldest || number > 0) text.push(`There are unknown outcomes. ${oldest ? `The oldest is ${duration(oldest.age_seconds)} old. ` : ""}Somebody has to find out what became of them.`);
     wrong.classList.toggle("warn", found.length === 0 && text.length > 1);
-    const ids = oldest ? [oldest.id] : [];
+    const ids = oldest ? [oldest.id] : [], links = [...ids, ...text.map(({ href }) => href ?? "")].join();
     const lines = wrong.querySelectorAll("li");
-    if (lines.length === text.length && wrong.dataset.ids === ids.join()) lines.forEach((line, nth) => write(line.firstChild, text[nth]));
+    if (lines.length === text.length && wrong.dataset.links === links) lines.forEach((line, nth) => write(line.firstChild, text[nth].line ?? text[nth]));
     else {
-      wrong.dataset.ids = ids.join();
-      put(wrong, h("ul", {}, text.map(line => h("li", {}, h("span", {}, line)))), ...ids.map(id => h("p", {}, "The oldest: ", recordLink(id))));
+      wrong.dataset.links = links;
+      put(wrong, h("ul", {}, text.map(({ line, href }, nth) => h("li", {}, h("span", {}, line ?? text[nth]), href ? [" ", h("a", { href }, "Show them")] : null))), ...ids.map(id => h("p", {}, "The oldest: ", recordLink(id))));
     }
 
     const most = Math.max(...Object.values(stats.outcomes).map(({ per_second }) => per_second), 1e-9);

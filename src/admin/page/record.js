@@ -2,6 +2,7 @@
 
 import { Problem, ask, query } from "/page/api.js";
 import { detail, reasonOf } from "/page/audit.js";
+import { change } from "/page/dialog.js";
 import { bytes, code, duration, facts, h, problem, put, stateWord, time } from "/page/dom.js";
 
 const WHOLE = /^[0-9a-fA-F]{64}$/;
@@ -16,6 +17,7 @@ export function record({ id, gate, signal, announce, again }) {
   const element = h("section", {}, h("h1", {}, "Record"), h("p", { class: "mono" }, id), place);
   const title = `Record ${id.slice(0, 12)}`;
   let revealed = null, wholeKey = null;
+  const alter = (kind, record, opener) => change(opener, about(kind, record), { element, load, announce });
 
   async function load() {
     if (!WHOLE.test(id)) {
@@ -27,7 +29,7 @@ export function record({ id, gate, signal, announce, again }) {
     const entries = log.status === "fulfilled" ? log.value.entries : [];
     const missing = log.status === "fulfilled" ? null : h("p", { class: "wrong" }, `The audit log cannot be read: ${log.reason.message}`);
     if (found.status === "fulfilled") show(found.value, entries, missing);
-    else if (found.reason instanceof Problem && found.reason.status === 404) gone(entries, missing);
+    else if (found.reason instanceof Problem && found.reason.status === 404) await gone(entries, missing);
     else put(place, problem(found.reason));
   }
 
@@ -35,8 +37,8 @@ export function record({ id, gate, signal, announce, again }) {
     const now = gate.stats?.at, { isOperator } = gate;
     const reveal = (label, run) => h("button", { type: "button", onclick: run }, label, h("span", { class: "hint" }, "The audit log says that you read it."));
     const offers = isOperator ? [
-      record.state === "unknown" ? h("button", { type: "button", class: "main", id: "resolve", onclick: event => change("resolve", record, event.currentTarget) }, "Resolve …") : null,
-      h("button", { type: "button", class: "danger", id: "purge", onclick: event => change("purge", record, event.currentTarget) }, "Purge …"),
+      record.state === "unknown" ? h("button", { type: "button", class: "main", id: "resolve", onclick: event => alter("resolve", record, event.currentTarget) }, "Resolve …") : null,
+      h("button", { type: "button", class: "danger", id: "purge", onclick: event => alter("purge", record, event.currentTarget) }, "Purge …"),
     ] : [];
     put(place,
       h("div", { class: `note ${record.state === "unknown" ? "warn" : ""}` }, h("p", {}, stateWord(record.state)), h("p", {}, sentence(record))),
@@ -55,9 +57,28 @@ export function record({ id, gate, signal, announce, again }) {
       isOperator && wholeKey === null ? h("div", { class: "buttons" }, reveal("Show the whole key", () => see("key"))) : null);
   }
 
-  function gone(entries, missing) {
-    put(place, h("div", { class: "note" }, h("p", {}, "There is no record with this id: it was never there, it has expired, or it was released or purged. Its key is free.")),
+  // It may be an accepted request, which has a record only from its first attempt on.
+  async function gone(entries, missing) {
+    let accepted;
+    try {
+      [accepted] = (await ask(`/api/v1/deliveries${query({ id, limit: 1 })}`, { signal })).deliveries;
+    } catch (error) {
+      if (!signal.aborted) put(place, problem(error));
+      return;
+    }
+    put(place, accepted ? waiting(accepted)
+      : h("div", { class: "note" }, h("p", {}, "There is no record with this id: it was never there, it has expired, or it was released or purged. Its key is free.")),
       h("h2", {}, "Story"), entries.length > 0 ? story(null, entries, gate.stats?.at) : h("p", {}, "The audit log has nothing about it."), missing);
+  }
+
+  function waiting(accepted) {
+    const now = gate.stats?.at, isDead = accepted.state === "dead";
+    return [h("div", { class: `note ${isDead ? "warn" : ""}` }, h("p", {}, stateWord(accepted.state)),
+      h("p", {}, isDead ? "It is an accepted request that was given up, and it has no record. The gate does not deliver it by itself. Its key is not free."
+        : "It is an accepted request that waits for its delivery. It has no record until an attempt begins. Its key is not free."),
+      h("p", {}, h("a", { href: `#/deliveries${query({ id: accepted.id })}` }, isDead ? "Retry it among the deliveries" : "Show it among the deliveries"))),
+    facts([["Route", accepted.route], ["Request", code(`${accepted.method ?? "?"} ${accepted.path ?? "?"}`)], ["Key", gate.isOperator ? code(accepted.key ?? "not readable") : "not shown to a viewer"],
+      ["Accepted", time(accepted.accepted_at, now)], ["Due", time(accepted.due_at, now)], ["Expires", time(accepted.expires_at, now)], ["Attempts", accepted.attempts], ["Reason", accepted.reason]])];
   }
 
   // What only an operator who asks for it sees.
@@ -75,17 +96,6 @@ export function record({ id, gate, signal, announce, again }) {
       if (signal.aborted) return;
       revealed = problem(error);
     }
-    await load();
-    element.querySelector("h1").focus();
-  }
-
-  async function change(kind, record, opener) {
-    const done = await askTwice(kind, record);
-    if (done === null) {
-      opener.focus();
-      return;
-    }
-    announce(done);
     await load();
     element.querySelector("h1").focus();
   }
@@ -147,115 +157,60 @@ const ACTS = {
   purge: { name: "Purge the record", what: "The record is removed. Its answer is lost, and the next request with this key runs at the upstream.", done: "Purged: the key is free." },
 };
 
-// The form, then a second look at what will happen and to which record. Gives what to say when it is done, or null.
-function askTwice(kind, record) {
-  return new Promise(resolve => {
-    let said = null;
-    const heading = h("h2", { id: "change-title", tabindex: "-1" });
-    const place = h("div");
-    const dialog = h("dialog", { "aria-labelledby": "change-title" }, heading, place);
-    const close = () => dialog.close();
-    dialog.addEventListener("close", () => { dialog.remove(); resolve(said); });
+// What the dialog asks, shows and does about a record.
+function about(kind, record) {
+  const choice = (value, text) => h("label", { class: "check" }, h("input", { type: "radio", name: "action", value, required: true, onchange: choose }), text);
+  const status = h("input", { id: "status", type: "number", min: "200", max: "599", value: "200", required: true });
+  const headers = h("textarea", { id: "headers", spellcheck: "false" }, "Content-Type: application/json");
+  const body = h("textarea", { id: "body", spellcheck: "false" });
+  const given = h("fieldset", { hidden: true, disabled: true }, h("legend", {}, "The answer that retries get"),
+    h("label", { for: "status" }, "Status"), status, h("label", { for: "headers" }, "Headers", h("span", { class: "hint" }, "one a line, as Name: value")), headers,
+    h("label", { for: "body" }, "Body", h("span", { class: "hint" }, "text, sent as UTF-8")), body);
+  let action = kind === "purge" ? "purge" : null;
 
-    const reason = h("textarea", { id: "reason", required: true, maxlength: "2000", "aria-describedby": "reason-hint" });
-    const choice = (value, text) => h("label", { class: "check" }, h("input", { type: "radio", name: "action", value, required: true, onchange: choose }), text);
-    const status = h("input", { id: "status", type: "number", min: "200", max: "599", value: "200", required: true });
-    const headers = h("textarea", { id: "headers", spellcheck: "false" }, "Content-Type: application/json");
-    const body = h("textarea", { id: "body", spellcheck: "false" });
-    const given = h("fieldset", { hidden: true, disabled: true }, h("legend", {}, "The answer that retries get"),
-      h("label", { for: "status" }, "Status"), status, h("label", { for: "headers" }, "Headers", h("span", { class: "hint" }, "one a line, as Name: value")), headers,
-      h("label", { for: "body" }, "Body", h("span", { class: "hint" }, "text, sent as UTF-8")), body);
-    let action = kind === "purge" ? "purge" : null;
+  function choose(event) {
+    action = event.target.value;
+    given.hidden = given.disabled = action !== "complete";
+  }
 
-    function choose(event) {
-      action = event.target.value;
-      given.hidden = given.disabled = action !== "complete";
-    }
+  function lines() {
+    return headers.value.split("\n").map(line => line.trim()).filter(line => line !== "").map(line => {
+      const at = line.indexOf(":");
+      return at < 1 ? null : [line.slice(0, at).trim(), line.slice(at + 1).trim()];
+    });
+  }
 
-    const form = h("form", { onsubmit: look },
-      kind === "resolve" ? h("fieldset", {}, h("legend", {}, "What became of the attempt?"),
-        choice("release", "It had no effect: release the key, and a retry runs."), choice("complete", "It took effect: complete the record with an answer.")) : null,
-      kind === "resolve" ? given : h("p", {}, ACTS.purge.what),
-      h("label", { for: "reason" }, "Reason", h("span", { class: "hint", id: "reason-hint" }, "It stands in the audit log. Write no secret there.")), reason,
-      h("div", { class: "buttons" }, h("button", { class: "main" }, "Look at it again"), h("button", { type: "button", onclick: close }, "Cancel")));
+  function isRight() {
+    if (action !== "complete" || !lines().includes(null)) return true;
+    headers.setCustomValidity("Each line must be Name: value.");
+    headers.reportValidity();
+    headers.setCustomValidity("");
+    return false;
+  }
 
-    function first() {
-      heading.textContent = kind === "purge" ? "Purge this record?" : "Resolve this record?";
-      put(place, form);
-    }
-
-    function lines() {
-      return headers.value.split("\n").map(line => line.trim()).filter(line => line !== "").map(line => {
-        const at = line.indexOf(":");
-        return at < 1 ? null : [line.slice(0, at).trim(), line.slice(at + 1).trim()];
-      });
-    }
-
-    async function look(event) {
-      event.preventDefault();
-      if (reason.value.trim() === "") {
-        reason.value = "";
-        reason.reportValidity();
-        return;
-      }
-      if (action === "complete" && lines().includes(null)) {
-        headers.setCustomValidity("Each line must be Name: value.");
-        headers.reportValidity();
-        headers.setCustomValidity("");
-        return;
-      }
-      let fresh;
-      try {
-        fresh = await ask(`/api/v1/records/${record.id}`);
-      } catch (error) {
-        failed(error);
-        return;
-      }
-      second(fresh);
-    }
-
-    function second(fresh) {
-      const { name, what } = ACTS[action];
-      const changed = fresh.state !== record.state || fresh.request !== record.request;
-      heading.textContent = `${name}: look again`;
-      const go = h("button", { type: "button", class: action === "complete" ? "main" : "danger", id: "confirm", onclick: carryOut }, name);
-      put(place,
-        changed ? h("p", { class: "wrong" }, `The record changed since you opened it: it was ${record.state}, and is ${fresh.state} now.`) : null,
-        h("p", { class: "say" }, what),
+  async function look(reason) {
+    const fresh = await ask(`/api/v1/records/${record.id}`);
+    const { name, what } = ACTS[action];
+    const isChanged = fresh.state !== record.state || fresh.request !== record.request;
+    return { name, isDanger: action !== "complete",
+      changed: isChanged ? `The record changed since you opened it: it was ${record.state}, and is ${fresh.state} now.` : null,
+      parts: [h("p", { class: "say" }, what),
         fresh.state === "in-flight" ? h("p", { class: "wrong" }, "Its attempt still runs and is not stopped: a retry may run beside it.") : null,
         facts([["Record", code(fresh.id)], ["State", stateWord(fresh.state)], ["Route", fresh.route], ["Request", code(`${fresh.method ?? "?"} ${fresh.path ?? "?"}`)], ["Key", code(fresh.key)],
-          ["Claimed", `${duration(fresh.age_seconds)} ago`], ["Action", name], ["Reason", reason.value]]),
-        action === "complete" ? h("pre", {}, `${status.value}\n${lines().map(pair => pair.join(": ")).join("\n")}\n\n${body.value}`) : null,
-        h("div", { class: "buttons" }, changed ? null : go, h("button", { type: "button", onclick: () => { first(); reason.focus(); } }, "Back"), h("button", { type: "button", onclick: close }, "Cancel")));
-      heading.focus();
-    }
+          ["Claimed", `${duration(fresh.age_seconds)} ago`], ["Action", name], ["Reason", reason]]),
+        action === "complete" ? h("pre", {}, `${status.value}\n${lines().map(pair => pair.join(": ")).join("\n")}\n\n${body.value}`) : null] };
+  }
 
-    async function carryOut(event) {
-      event.currentTarget.disabled = true;
-      try {
-        if (action === "purge") await ask(`/api/v1/records/${record.id}${query({ reason: reason.value })}`, { method: "DELETE" });
-        else await ask(`/api/v1/records/${record.id}/resolve`, { method: "POST", body: { action, reason: reason.value,
-          ...(action === "complete" ? { status: Number(status.value), headers: lines(), body_base64: base64(body.value) } : {}) } });
-        said = ACTS[action].done;
-        close();
-      } catch (error) {
-        failed(error);
-      }
-    }
+  async function act(reason) {
+    if (action === "purge") await ask(`/api/v1/records/${record.id}${query({ reason })}`, { method: "DELETE" });
+    else await ask(`/api/v1/records/${record.id}/resolve`, { method: "POST", body: { action, reason,
+      ...(action === "complete" ? { status: Number(status.value), headers: lines(), body_base64: base64(body.value) } : {}) } });
+    return ACTS[action].done;
+  }
 
-    function failed(error) {
-      const isProblem = error instanceof Problem;
-      heading.textContent = isProblem ? "It was not done" : "It is not known whether it was done";
-      put(place, problem(isProblem ? error : new Error("The gate did not answer. Load the record again before you try once more.")),
-        h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => { first(); reason.focus(); } }, "Back"), h("button", { type: "button", onclick: close }, "Close")));
-      heading.focus();
-    }
-
-    first();
-    document.body.append(dialog);
-    dialog.showModal();
-    form.querySelector("input, textarea").focus();
-  });
+  const fields = kind === "purge" ? h("p", {}, ACTS.purge.what) : [h("fieldset", {}, h("legend", {}, "What became of the attempt?"),
+    choice("release", "It had no effect: release the key, and a retry runs."), choice("complete", "It took effect: complete the record with an answer.")), given];
+  return { title: kind === "purge" ? "Purge this record?" : "Resolve this record?", fields, isRight, look, act };
 }
 
 function base64(text) {

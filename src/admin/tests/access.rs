@@ -63,7 +63,7 @@ async fn each_role_may_do_what_the_table_says() {
             allowed += 1;
         }
     }
-    assert_eq!(allowed, 51);
+    assert_eq!(allowed, 55);
     assert!(admin.store.get(id).await.unwrap().is_some());
 }
 
@@ -106,6 +106,17 @@ async fn a_viewer_sees_neither_keys_nor_answers() {
         ask(&admin, &format!("POST /api/v1/records/{change}"), BOARD, &body).await.is_problem(403, "forbidden");
     }
     assert!(!view("/metrics").await.body.contains("8e03978e"));
+}
+
+#[tokio::test]
+async fn a_viewer_sees_no_keys_of_accepted_requests() {
+    let admin = start_with_roles().await;
+    admin.accept("charge", KEY).await;
+    for (token, is_shown) in [(BOARD, false), (OPS, true)] {
+        let listed = ask(&admin, "GET /api/v1/deliveries", token, "").await;
+        let delivery = &listed.json()["deliveries"][0];
+        assert_eq!((&delivery["state"], delivery["key"].is_string()), (&json!("queued"), is_shown), "{}", listed.body);
+    }
 }
 
 #[tokio::test]

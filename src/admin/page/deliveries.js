@@ -1,0 +1,140 @@
+// Accepted requests that are delivered later: GET /api/v1/deliveries, a page at a time. An operator holds routes back, and retries what was given up.
+
+import { ask, query } from "/page/api.js";
+import { change } from "/page/dialog.js";
+import { code, duration, facts, h, problem, put, recordLink, some, stateWord, table } from "/page/dom.js";
+
+const LIMIT = 50;
+const OPEN = ["id", "state", "route"];
+
+const ACTS = {
+  pause: { name: "Pause the route", what: "Every gate of the store holds its deliveries back, until somebody resumes the route. Its requests are accepted, and wait. Attempts that are under way go on.", done: "Paused: its requests wait." },
+  resume: { name: "Resume the route", what: "Every gate of the store delivers its requests again, each when it is due.", done: "Resumed: its requests are delivered." },
+  retry: { name: "Retry the request", what: "The request is queued again and its attempts are counted anew. It goes to the upstream when its turn comes.", done: "Queued again: it is delivered when its turn comes." },
+};
+
+// "3 min 2 s ago" or "in 5 s", with the time itself for machines.
+function moment(text, now) {
+  const away = (Date.parse(now) - Date.parse(text)) / 1000;
+  return h("time", { datetime: text, title: text }, away >= 0 ? `${duration(away)} ago` : `in ${duration(-away)}`);
+}
+
+const request = ({ method, path }) => `${method ?? "?"} ${path ?? "?"}`;
+
+export function deliveries({ gate, parameters, signal, announce }) {
+  const { isOperator } = gate;
+  const fields = {
+    route: h("input", { id: "by-route", value: parameters.route ?? "", autocomplete: "off", spellcheck: "false", autocapitalize: "off", list: "routes-known", "aria-keyshortcuts": "/" }),
+    state: h("select", { id: "by-state" }, ["", "queued", "dead"].map(state => h("option", { value: state, selected: (parameters.state ?? "") === state }, state === "" ? "any" : state))),
+    id: h("input", { id: "by-id", value: parameters.id ?? "", autocomplete: "off", spellcheck: "false", autocapitalize: "off", pattern: "[0-9A-Fa-f]{1,64}", title: "1 to 64 hexadecimal digits" }),
+  };
+  const found = table("Accepted requests, oldest first", [{ name: "Id" }, { name: "state" }, { name: "route" }, { name: "request" }, { name: "accepted" }, { name: "due" }, { name: "attempts", kind: "number" },
+    { name: "reason" }, ...(isOperator ? [{ name: "change" }] : [])], "No accepted request is found.");
+  const held = table("Routes, and whether they deliver", [{ name: "Route" }, { name: "deliveries" }, ...(isOperator ? [{ name: "change" }] : [])], "No route is known.");
+  const known = h("datalist", { id: "routes-known" });
+  const place = h("div"), routes = h("div"), wrong = h("div");
+  const note = h("p", { class: "quiet" }, "Asking for the accepted requests.");
+  const back = h("button", { type: "button", onclick: () => { cursors.pop(); load(); } }, "Previous page");
+  const next = h("button", { type: "button", onclick: () => { cursors.push(following); load(); } }, "Next page");
+  // The cursors of the pages up to this one.
+  let cursors = [null], following = null, filter = {}, loads = 0;
+
+  function search(event) {
+    event?.preventDefault();
+    filter = Object.fromEntries(OPEN.map(name => [name, fields[name].value.trim()]));
+    cursors = [null];
+    history.replaceState(null, "", `#/deliveries${query(filter)}`);
+    return load();
+  }
+
+  async function load() {
+    place.setAttribute("aria-busy", "true");
+    put(wrong);
+    try {
+      const [page, configured] = await Promise.all([ask(`/api/v1/deliveries${query({ ...filter, limit: LIMIT, cursor: cursors.at(-1) })}`, { signal }), ask("/api/v1/routes", { signal })]);
+      show(page, configured.routes);
+      announce(note.textContent);
+    } catch (error) {
+      if (signal.aborted) return;
+      note.textContent = "";
+      put(wrong, problem(error));
+      announce(error.message);
+    }
+    place.removeAttribute("aria-busy");
+  }
+
+  function show({ deliveries, next: cursor, paused }, configured) {
+    const now = gate.stats.at, isPaused = name => paused.includes(name);
+    following = cursor;
+    loads += 1;
+    // One that accepts no more may have some left.
+    const names = configured.filter(({ name, accepts }) => accepts || isPaused(name) || deliveries.some(({ route }) => route === name)).map(({ name }) => name);
+    put(known, names.map(name => h("option", { value: name })));
+    if (names.length === 0 && deliveries.length === 0 && cursors.length === 1 && following === null && query(filter) === "") {
+      put(routes);
+      put(place);
+      note.textContent = "No route of this gate accepts requests to be delivered later: that takes mode = \"accept\", and SQLite or PostgreSQL as the store.";
+      return;
+    }
+    const offer = (text, of, run) => () => h("button", { type: "button", "aria-label": `${text} ${of}`, onclick: event => run(event.currentTarget) }, text);
+    held.fill(names.map(name => ({ key: `${loads}:${name}`, cells: [name, isPaused(name) ? "paused: its requests wait" : "delivers",
+      ...(isOperator ? [offer(isPaused(name) ? "Resume …" : "Pause …", name, opener => alter(opener, aboutRoute(name, !isPaused(name))))] : [])] })));
+    put(routes, h("h2", {}, "Routes that accept"),
+      h("p", { class: paused.length > 0 ? "note warn" : "" }, paused.length > 0 ? `Paused: ${paused.join(", ")}. Their requests are accepted, and wait.` : "No route is paused."), held.element);
+    found.fill(deliveries.map(delivery => ({ key: `${loads}:${delivery.id}`, cells: [() => recordLink(delivery.id), () => stateWord(delivery.state), delivery.route ?? "–", request(delivery),
+      () => moment(delivery.accepted_at, now), delivery.due_at ? () => moment(delivery.due_at, now) : "", `${delivery.attempts}`, delivery.reason ?? "",
+      ...(isOperator ? [delivery.state === "dead" ? offer("Retry …", delivery.id.slice(0, 16), opener => alter(opener, aboutRetry(delivery))) : ""] : [])] })));
+    put(place, h("h2", {}, "Requests"), found.element, h("div", { class: "buttons" }, back, next));
+    back.disabled = cursors.length === 1;
+    next.disabled = following === null;
+    note.textContent = `${some(deliveries.length, "accepted request")} on page ${cursors.length}${following === null ? ", which is the last" : ""}.`;
+  }
+
+  const alter = (opener, what) => change(opener, what, { element, load, announce });
+
+  // What the dialog asks, shows and does.
+  function aboutRoute(route, isPause) {
+    const { name, what, done } = ACTS[isPause ? "pause" : "resume"];
+    return {
+      title: isPause ? "Pause this route?" : "Resume this route?", fields: h("p", {}, what),
+      look: async reason => {
+        const isPaused = (await ask("/api/v1/deliveries?limit=1")).paused.includes(route);
+        return { name, isDanger: isPause, changed: isPaused === isPause ? `The route changed since you looked at it: it is ${isPaused ? "paused" : "not paused"} now.` : null,
+          parts: [h("p", { class: "say" }, what), facts([["Route", route], ["Deliveries", isPaused ? "paused" : "delivers"], ["Action", name], ["Reason", reason]])] };
+      },
+      act: async reason => {
+        await ask(`/api/v1/deliveries/${isPause ? "pause" : "resume"}`, { method: "POST", body: { route, reason } });
+        return done;
+      },
+    };
+  }
+
+  function aboutRetry(delivery) {
+    const { name, what, done } = ACTS.retry;
+    return {
+      title: "Retry this request?", fields: h("p", {}, what),
+      look: async reason => {
+        const [fresh] = (await ask(`/api/v1/deliveries${query({ id: delivery.id, limit: 1 })}`)).deliveries;
+        const isChanged = fresh?.state !== delivery.state || fresh.accepted_at !== delivery.accepted_at || fresh.reason !== delivery.reason;
+        const shown = fresh ?? delivery;
+        return { name, isDanger: false, changed: !isChanged ? null : fresh ? `The request changed since you looked at it: it is ${fresh.state} now.` : "The request is no longer to be delivered.",
+          parts: [h("p", { class: "say" }, what), facts([["Id", code(shown.id)], ["State", fresh ? stateWord(fresh.state) : "gone"], ["Route", shown.route], ["Request", code(request(shown))], ["Key", code(shown.key)],
+            ["Accepted", moment(shown.accepted_at, gate.stats.at)], ["Attempts", shown.attempts], ["Given up, since", shown.reason], ["Action", name], ["Reason", reason]])] };
+      },
+      act: async reason => {
+        await ask(`/api/v1/records/${delivery.id}/retry`, { method: "POST", body: { reason } });
+        return done;
+      },
+    };
+  }
+
+  const labelled = (input, text, hint) => h("div", {}, h("label", { for: input.id }, text, hint ? h("span", { class: "hint" }, hint) : null), input);
+  const element = h("section", {}, h("h1", {}, "Deliveries"),
+    h("form", { onsubmit: search, role: "search", "aria-label": "Deliveries" }, h("div", { class: "fields" }, labelled(fields.route, "Route", "its name"), labelled(fields.state, "State"),
+      labelled(fields.id, "Id", "all of it, or how it begins")), known, h("div", { class: "buttons" }, h("button", { class: "main" }, "Search"))),
+    isOperator || !gate.stats ? null : h("p", { class: "note" }, "Your token is a viewer's: nothing can be changed."),
+    note, wrong, routes, place);
+  // The role decides what is shown, and comes with the stats.
+  if (gate.stats) search();
+  return { title: "Deliveries", element, reload: () => { if (gate.stats) load(); }, find: () => fields.route.focus() };
+}
