@@ -177,6 +177,9 @@ impl Seen {
 }
 
 proptest! {
+    // It is quick: 100,000 in the long run.
+    #![proptest_config(ProptestConfig { cases: 10 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
+
     #[test]
     fn no_order_of_events_breaks_a_rule(limits in limits(), events in vec((event(), 0..8000u64), 1..40)) {
         let mut protocol = Protocol::new(limits);
