@@ -53,6 +53,7 @@ fn all_metrics() -> String {
     }
     route.upstream_took(Duration::ZERO);
     route.probe_checks(Finding::Done).inc();
+    route.probe_contradicted(true);
     route.observed().would(Outcome::Executed, false);
     route.observed().dropped(Dropped::Store);
     metrics.store("memory")(StoreOp::Claim, Duration::ZERO, Some(ErrorKind::Full));

@@ -241,6 +241,7 @@ impl Serving {
             return Ok(None);
         };
         let is_shared = opened.is_shared;
+        let upkeep = if is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
         let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);
         let written = Written::of(&config);
         let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
@@ -287,13 +288,7 @@ impl Serving {
         let current =
             server::ServerState::current(Arc::clone(&gate), config.server.limits, config.server.accept, usage);
         let work_stop = watch::Sender::new(false);
-        let workers = worker::spawn(
-            Arc::clone(&store),
-            keeper.clone(),
-            metrics.clone(),
-            worker::Settings::default(),
-            work_stop.subscribe(),
-        );
+        let workers = worker::spawn(Arc::clone(&store), keeper.clone(), metrics.clone(), upkeep, work_stop.subscribe());
         let (renewer, stopping) = (Arc::clone(&current), work_stop.subscribe());
         let renewing = tokio::spawn(supervise(
             move || renewer.load().handler.renew_leases(stopping.clone()),

@@ -426,7 +426,8 @@ pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempte
     report_held(request, attempted, settled);
     if outcome == Outcome::Executed
         && matches!(settled, Some(Settled::Done { .. }))
-        && answer.as_ref().is_ok_and(|answer| answer.status.is_success())
+        // A call of gRPC that failed is answered with 200.
+        && answer.as_ref().is_ok_and(|answer| answer.status.is_success() && !request.head.is_call())
     {
         request.check_probe();
     }

@@ -190,8 +190,8 @@ struct RouteState {
     kept: Vec<HeaderName>,
     /// Logs keys that have no effect, at a limited rate.
     ignored: IgnoredLog,
-    /// Whether its probe can be believed.
-    probe_check: ProbeCheck,
+    /// Whether its probe can be believed, if it has one.
+    probe_check: Option<Arc<ProbeCheck>>,
 }
 
 /// How long a client waits before it repeats a request that was one too many.
@@ -237,14 +237,14 @@ impl Gate {
             .clone()
             .filter(|_| verifies)
             .map(|jwt| Verifier::new(jwt, former.and_then(|former| former.verifier.as_ref()), &shared.usage));
-        let state = |name: &Arc<str>, namespace: &Arc<str>, rules: Vec<IdentityDigest>, kept| {
+        let state = |name: &Arc<str>, namespace: &Arc<str>, rules: Vec<IdentityDigest>, kept, route: Option<&Route>| {
             let known = former.and_then(|former| former.states.get(name));
             Arc::new(RouteState {
                 rules: rules.first().copied().unwrap_or_default(),
                 rules_tags: rules.iter().filter(|_| rules.len() > 1).map(RulesTag::of).collect(),
                 kept,
                 ignored: IgnoredLog::default(),
-                probe_check: ProbeCheck::default(),
+                probe_check: route.and_then(|route| ProbeCheck::of(route, &upstreams, &metrics.route(name), known)),
                 name: Arc::clone(name),
                 origin: origin(&settings.service, namespace, name).id(),
                 shadow_origin: origin(&settings.service, namespace, name).shadow().id(),
@@ -257,14 +257,14 @@ impl Gate {
             let rules: Vec<IdentityDigest> =
                 identifiers.all().map(|identifier| identities::digest(identifier, route, callers)).collect();
             let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
-            let state = state(&route.name, &route.namespace, rules, kept);
+            let state = state(&route.name, &route.namespace, rules, kept, Some(&**route));
             possible_outcomes::show(&route.policy, &state.metrics);
             (Arc::clone(&route.name), state)
         });
         let observing = router.routes().iter().filter(|route| route.policy.mode == Mode::Observe);
         metrics.observing(observing.map(|route| &*route.name));
         let nowhere: Arc<str> = "-".into();
-        let unrouted = state(&nowhere, &nowhere, Vec::new(), Vec::new());
+        let unrouted = state(&nowhere, &nowhere, Vec::new(), Vec::new(), None);
         unrouted.metrics.expect(possible_outcomes::of_unrouted());
         shared.expect_leases_of(&router);
         Arc::new(Self {

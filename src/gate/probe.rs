@@ -133,8 +133,9 @@ impl Probed {
         let (request, route) = (request.map(|request| request.to_string()), &*state.name);
         match asked {
             Ok(inquired) => {
-                let finding = state.probe_check.finding(inquired.answer.status);
-                let (status, word) = (inquired.answer.status.as_u16(), finding.as_str());
+                let status = inquired.answer.status;
+                let finding = state.probe_check.as_ref().map_or(Finding::of(status), |check| check.finding(status));
+                let (status, word) = (status.as_u16(), Finding::of(status).as_str());
                 tracing::info!(request, %record, route, status, finding = word, "asked the upstream about an unknown outcome");
                 Self { finding, inquired: Some(inquired) }
             }

@@ -55,7 +55,7 @@ impl Gate {
     }
 
     /// Whether requests come to this gate, and no reload is under way.
-    fn is_newest(&self) -> bool {
+    pub(super) fn is_newest(&self) -> bool {
         match &self.shared.newest.load()[..] {
             [] => true,
             [newest] => Arc::ptr_eq(newest, &self.router),

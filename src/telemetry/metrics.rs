@@ -285,6 +285,11 @@ impl RouteMetrics {
         self.families.probe_checks.with_label_values(&[&*self.name, finding.as_str()])
     }
 
+    /// Whether its probe did not find a request that had succeeded.
+    pub fn probe_contradicted(&self, is_contradicted: bool) {
+        self.families.probe_contradicted.with_label_values(&[&*self.name]).set(is_contradicted.into());
+    }
+
     /// The upstream sent `Idempotency-Control` directives that were invalid and ignored.
     pub fn control_invalid(&self, count: usize) {
         self.control_invalid.inc_by(count as u64);

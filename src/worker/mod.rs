@@ -34,6 +34,8 @@ pub struct Settings {
     /// Most records in one store operation, and in the first of a sweep.
     pub batch: usize,
     /// Most records in one operation of a sweep that has much to do. Callers wait for it, or run beside it.
+    pub large_batch: usize,
+    /// Most records in one operation of a sweep that falls behind: it has not ended when the next one is due.
     pub largest_batch: usize,
     /// The shortest time between two batches of a sweep. It is twice what the last batch took, so that requests have most
     /// of the store.
@@ -46,9 +48,19 @@ impl Default for Settings {
             reap_every: Duration::from_secs(1),
             sweep_every: Duration::from_secs(10),
             batch: 256,
-            largest_batch: 512,
+            large_batch: 512,
+            largest_batch: 4096,
             pause: Duration::from_millis(2),
         }
+    }
+}
+
+impl Settings {
+    /// For a store where an operation of a sweep does not wait for its turn behind callers: they run beside it, and
+    /// smaller ones leave more to them.
+    #[must_use]
+    pub fn beside_callers() -> Self {
+        Self { largest_batch: 512, ..Self::default() }
     }
 }
 

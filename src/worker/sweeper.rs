@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Worker, every};
+use super::{Settings, Worker, every};
 use crate::store::Counting;
 
 pub(super) async fn run(mut worker: Worker) {
@@ -25,10 +25,11 @@ pub(super) async fn run(mut worker: Worker) {
 }
 
 /// One batch after another while they come back full, with a pause between. Each is twice as large as the one before, up
-/// to the largest: the more callers write, the longer a batch waits its turn, and the more it must do then. The
-/// store reports its failures.
+/// to a large one, and up to the largest where the sweep falls behind: the more callers write, the longer a batch waits its
+/// turn, and the more it must do then. The store reports its failures.
 async fn sweep(worker: &mut Worker) {
     let mut limit = worker.settings.batch;
+    let due = Instant::now() + worker.settings.sweep_every;
     loop {
         let began = Instant::now();
         let Ok(count) = worker.store.sweep(limit).await else { return };
@@ -37,7 +38,8 @@ async fn sweep(worker: &mut Worker) {
         if count < limit || !worker.unless_shut_down(tokio::time::sleep(pause)).await {
             return;
         }
-        limit = (limit * 2).min(worker.settings.largest_batch);
+        let Settings { large_batch, largest_batch, .. } = worker.settings;
+        limit = (limit * 2).min(if Instant::now() < due { large_batch } else { largest_batch });
     }
 }
 

@@ -112,7 +112,7 @@ struct Running {
 fn start(store: Fake) -> Running {
     let (store, metrics) = (Arc::new(store), Metrics::new());
     let (stop, shutdown) = watch::channel(false);
-    let settings = Settings { batch: 10, largest_batch: 30, ..Settings::default() };
+    let settings = Settings { batch: 10, large_batch: 30, largest_batch: 100, ..Settings::default() };
     let task = spawn(store.clone(), None, metrics.clone(), settings, shutdown);
     Running { store, metrics, stop, task }
 }
@@ -156,6 +156,15 @@ async fn a_sweep_leaves_two_thirds_of_the_store_to_requests() {
     let running = start(Fake { sweep, sweep_takes: Duration::from_millis(10), ..Fake::default() });
     sleep(Duration::from_secs(1)).await;
     assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 30, 60].map(Duration::from_millis));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweep_that_falls_behind_does_more_at_a_time() {
+    let sweep = Mutex::new([Ok(10), Ok(20), Ok(30), Ok(30), Ok(60), Ok(100), Ok(1)].into());
+    let running = start(Fake { sweep, sweep_takes: Duration::from_secs(1), ..Fake::default() });
+    sleep(Duration::from_secs(60)).await;
+    // Each takes three seconds with its pause, and the next sweep is due after ten.
+    assert_eq!(running.store.limits.lock().unwrap()[..7], [10, 20, 30, 30, 60, 100, 100]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::operations::oncegate;
 use crate::support::{Gate, Plan, Reply, Request, Response, Signal, Upstream, eventually, store};
 
 const JSON: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{\"charge\":1}";
@@ -186,8 +187,11 @@ fn an_unknown_outcome_is_not_delivered_again() {
     let refused = gate.admin("POST", &format!("/api/v1/records/{id}/retry"), Some(&retry));
     assert_eq!((code(&refused), &refused.json()["code"]), (409, &json!("outcome-unknown")), "{}", refused.show());
     // An operator finds that nothing happened. Its client does not come back: it is delivered where the operator says so.
-    let release = json!({"action": "release", "reason": "not in the ledger"});
-    assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&release))), 204);
+    let url = format!("http://{}", gate.admin);
+    let release = ["records", "resolve", &id, "--release", "--reason", "not in the ledger", "--admin", &url];
+    let (status, out, error) = oncegate(&release);
+    let retry_it = format!("{id} released: `oncegate records retry {id}` delivers its request again");
+    assert!(status == 0 && out.starts_with(&retry_it), "{out}{error}");
     assert_eq!(wait_for(&gate, &location, "dead")["attempts"], 1);
     assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/retry"), Some(&retry))), 204);
     wait_for(&gate, &location, "completed");

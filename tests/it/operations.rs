@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{Gate, Plan, Reply, Request, Signal, Upstream, eventually};
 
-fn oncegate(args: &[&str]) -> (i32, String, String) {
+pub fn oncegate(args: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } =
         Command::new(env!("CARGO_BIN_EXE_oncegate")).args(args).output().expect("the binary starts");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
+use crate::reload::reload;
 use crate::support::store::migrated;
 use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
 
@@ -116,7 +117,6 @@ fn what_the_upstream_never_saw_runs_again() {
     }
 }
 
-/// A request that is too old to run still gets what the upstream has. Where that knows nothing, it is refused.
 /// An upstream whose path for questions knows nothing, or nothing of some requests, as where it is wrong: `finds` says of
 /// which it knows.
 fn without_books(finds: impl Fn(&str) -> bool + Send + Sync + 'static) -> Upstream {
@@ -135,7 +135,8 @@ fn checks(gate: &Gate, finding: &str) -> f64 {
 #[test]
 fn a_path_that_does_not_find_what_succeeded_lets_nothing_run_again() {
     let upstream = without_books(|_| false);
-    let gate = gate_before(&upstream, NOW);
+    let plan = Gate::before(&upstream).defaults(NOW);
+    let gate = plan.start();
     assert_eq!([0.0; 3], ["done", "absent", "unclear"].map(|finding| checks(&gate, finding)));
     let paid = Request::post("/charges").key("k").header("Authorization", "Bearer b").header("X-Own", "x").body("{}");
     paid.send(&gate).expect(200, "executed");
@@ -150,10 +151,15 @@ fn a_path_that_does_not_find_what_succeeded_lets_nothing_run_again() {
     lost(&gate, "lost");
     gate.post("/charges", "lost", "{}").expect_problem(409, "outcome-unknown");
     assert_eq!(upstream.runs_of("lost"), 1);
-    // Nothing is asked twice.
-    paid.send(&gate).expect(200, "replayed");
-    gate.post("/charges", "other", "{}").expect(200, "executed");
-    assert_eq!((checks(&gate, "absent"), count(&upstream, "GET")), (1.0, 2));
+    // A reload with the same probe of the same upstream forgets nothing, and one with another does.
+    let contradicted = || gate.metric("oncegate_probe_contradicted", &["route=\"all\""]);
+    assert!(reload(&gate, &plan));
+    assert_eq!(contradicted(), 1.0);
+    gate.post("/charges", "lost", "{}").expect_problem(409, "outcome-unknown");
+    assert!(reload(&gate, &plan.clone().upstream("timeout = \"20s\"")));
+    assert_eq!(contradicted(), 0.0);
+    gate.post("/charges", "lost", "{}").expect_problem(502, "upstream-broken");
+    assert_eq!(upstream.runs_of("lost"), 2);
 }
 
 #[test]
@@ -167,6 +173,7 @@ fn a_path_that_finds_what_succeeded_is_believed() {
     assert_eq!(upstream.runs_of("lost"), 2);
 }
 
+/// A request that is too old to run still gets what the upstream has. Where that knows nothing, it is refused.
 #[test]
 fn a_retry_that_may_not_run_gets_what_the_upstream_has() {
     let upstream = forgetful(|nth| match nth {

@@ -239,7 +239,7 @@ impl Storm {
             answers.extend(late.into_iter().map(|end| (end.key.clone(), self.last_answer(&end.key))));
         };
         let (tries, runs) = (self.books.tries.lock().unwrap().clone(), self.books.runs.lock().unwrap().clone());
-        Seen { history: History { tries, runs, ends } }
+        Seen { history: History { tries, runs, ends }, accepts: self.accepts }
     }
 
     /// The answer to one more request, once it is final.
@@ -272,6 +272,7 @@ impl Drop for Ending<'_> {
 /// What was seen of a storm.
 pub struct Seen {
     history: History,
+    accepts: bool,
 }
 
 impl Seen {
@@ -296,6 +297,7 @@ impl Seen {
         let shown: Vec<String> = wrong.iter().take(5).map(|wrong| self.show(wrong)).collect();
         assert!(wrong.is_empty(), "{} things are wrong, such as\n{}", wrong.len(), shown.join("\n"));
         assert!(keys >= LEAST, "{keys} keys only");
+        assert_eq!(accepted > 0, self.accepts, "{accepted} were accepted");
         let looked = self.history.runs.iter().filter(|run| run.was_claimed.is_some()).count();
         assert!(looked * 2 >= self.history.runs.len(), "{looked} claims were looked up");
         assert!(count("replayed") * 2 >= keys, "most keys should come through");

@@ -108,7 +108,7 @@ async fn churned(server: &Postgres, has_autovacuum: bool) -> u64 {
     let store = open(&database).await;
     let sizes = Sizes { ttl: Duration::from_secs(15), ..SIZES };
     let (shut_down, watching) = watch::channel(false);
-    let settings = worker::Settings { sweep_every: Duration::from_secs(1), ..worker::Settings::default() };
+    let settings = worker::Settings { sweep_every: Duration::from_secs(1), ..worker::Settings::beside_callers() };
     let workers = worker::spawn(store.clone(), None, Metrics::new(), settings, watching);
     let mut held = Vec::new();
     for _ in 0..HELD {
@@ -242,7 +242,7 @@ fn fill(database: &Database, count: u64, until: &str) {
 async fn swept(store: &Arc<dyn Store>, database: &Database) -> (Rate, Duration) {
     let (shut_down, watching) = watch::channel(false);
     let began = Instant::now();
-    let workers = worker::spawn(store.clone(), None, Metrics::new(), worker::Settings::default(), watching);
+    let workers = worker::spawn(store.clone(), None, Metrics::new(), worker::Settings::beside_callers(), watching);
     let is_swept = Arc::new(AtomicBool::new(false));
     let looking = std::thread::spawn({
         let (session, is_swept) = (database.session(), is_swept.clone());

@@ -37,7 +37,7 @@ export function deliveries({ gate, parameters, signal, announce }) {
   const back = h("button", { type: "button", onclick: () => { cursors.pop(); load(); } }, "Previous page");
   const next = h("button", { type: "button", onclick: () => { cursors.push(following); load(); } }, "Next page");
   // The cursors of the pages up to this one.
-  let cursors = [null], following = null, filter = {}, loads = 0;
+  let cursors = [null], following = null, filter = {}, loads = 0, asked = 0;
 
   function search(event) {
     event?.preventDefault();
@@ -49,9 +49,13 @@ export function deliveries({ gate, parameters, signal, announce }) {
 
   async function load() {
     place.setAttribute("aria-busy", "true");
+    back.disabled = next.disabled = true;
     put(wrong);
+    const nth = ++asked;
     try {
       const [page, configured] = await Promise.all([ask(`/api/v1/deliveries${query({ ...filter, limit: LIMIT, cursor: cursors.at(-1) })}`, { signal }), ask("/api/v1/routes", { signal })]);
+      // An older answer may come later.
+      if (nth !== asked) return;
       show(page, configured.routes);
       announce(note.textContent);
     } catch (error) {

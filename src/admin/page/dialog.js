@@ -49,7 +49,7 @@ function askTwice({ title, fields, isRight = () => true, look, act }) {
       try {
         second(await look(reason.value));
       } catch (error) {
-        failed(error);
+        failed(error, "Nothing was done");
       }
     }
 
@@ -71,9 +71,9 @@ function askTwice({ title, fields, isRight = () => true, look, act }) {
       }
     }
 
-    function failed(error) {
+    function failed(error, without = "It is not known whether it was done") {
       const isProblem = error instanceof Problem;
-      heading.textContent = isProblem ? "It was not done" : "It is not known whether it was done";
+      heading.textContent = isProblem ? "It was not done" : without;
       put(place, problem(isProblem ? error : new Error("The gate did not answer. Load the view again before you try once more.")),
         h("div", { class: "buttons" }, back(), h("button", { type: "button", onclick: close }, "Close")));
       heading.focus();

@@ -152,7 +152,7 @@ function answer(whole) {
 }
 
 const ACTS = {
-  release: { name: "Release the key", what: "The record is removed. The next request with this key runs at the upstream, as if there had been none. Do this only if the first attempt had no effect.", done: "Released: the key is free." },
+  release: { name: "Release the key", what: "The record is removed. The next request with this key runs at the upstream, as if there had been none. On a route that accepts requests, the request is dead until you retry it under Deliveries. Do this only if the first attempt had no effect.", done: "Released: the key is free. A request that was accepted waits under Deliveries." },
   complete: { name: "Complete the record", what: "Every retry gets the answer below, and nothing runs. Do this if the attempt took effect.", done: "Completed: retries get the answer." },
   purge: { name: "Purge the record", what: "The record is removed. Its answer is lost, and the next request with this key runs at the upstream.", done: "Purged: the key is free." },
 };

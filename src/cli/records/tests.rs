@@ -103,16 +103,6 @@ async fn an_accepted_request_without_a_record_is_named_by_the_start_of_its_id() 
 }
 
 #[tokio::test]
-async fn the_release_of_an_accepted_request_says_how_it_is_delivered_again() {
-    let admin = start(None).await;
-    let id = admin.accept("charge", "accepted").await;
-    assert_eq!(admin.unknown("charge", "accepted").await.0, id);
-    let released = run(&admin, &["resolve", &id.to_string(), "--release", "--reason", "x"]).await.unwrap();
-    let retry = format!("{id} released: `oncegate records retry {id}` delivers its request again");
-    assert!(released.starts_with(&retry), "{released}");
-}
-
-#[tokio::test]
 async fn a_record_is_named_by_the_start_of_its_id() {
     let admin = start(None).await;
     // Ids of one key start with the same 16 digits.

@@ -5,7 +5,7 @@
 //! connection.
 //!
 //! - An acknowledged write is in the write-ahead log and synced. The log is copied into the database by the writer
-//!   whenever it has grown to 16 MiB, so it stays about that size.
+//!   whenever it has grown to 2 to 16 MiB, so it stays about that size.
 //! - A full disk refuses claims and loses nothing. A little room is held beside the database, in `<path>.reserve`, for
 //!   the attempts that run at that moment; claims are taken again when it can be held again.
 //! - A sync that fails ends the process, see [`Settings::fatal`]: the kernel may have dropped what was written, and

@@ -47,6 +47,7 @@ pub(in crate::telemetry) struct Families {
     pub(in crate::telemetry) observed_routes: Mutex<BTreeMap<Box<str>, Arc<Observed>>>,
     pub(in crate::telemetry) control_invalid: IntCounterVec,
     pub(in crate::telemetry) probe_checks: IntCounterVec,
+    pub(in crate::telemetry) probe_contradicted: IntGaugeVec,
     pub(in crate::telemetry) cache_requests: IntCounterVec,
     pub(in crate::telemetry) limit_exceeded: IntCounterVec,
     pub(in crate::telemetry) unsealed: [IntCounter; Closed::ALL.len()],
@@ -207,6 +208,16 @@ impl Families {
                         "Questions of a route's probe about a request that has succeeded, by what it said.",
                     ),
                     &["route", "finding"],
+                ),
+            ),
+            probe_contradicted: add(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "oncegate_probe_contradicted",
+                        "Whether a route's probe did not find a request that had succeeded.",
+                    ),
+                    &["route"],
                 ),
             ),
             cache_requests: add(
