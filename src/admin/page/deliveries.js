@@ -1,4 +1,4 @@
-// Accepted requests that are delivered later: GET /api/v1/deliveries, a page at a time. An operator holds routes back, and retries what was given up.
+// Accepted requests: GET /api/v1/deliveries, a page at a time. An operator pauses and resumes routes, and retries dead requests.
 
 import { ask, query } from "/page/api.js";
 import { change } from "/page/dialog.js";
@@ -138,7 +138,7 @@ export function deliveries({ gate, parameters, signal, announce }) {
       labelled(fields.id, "Id", "all of it, or how it begins")), known, h("div", { class: "buttons" }, h("button", { class: "main" }, "Search"))),
     isOperator || !gate.stats ? null : h("p", { class: "note" }, "Your token is a viewer's: nothing can be changed."),
     note, wrong, routes, place);
-  // The role decides what is shown, and comes with the stats.
+  // The stats say which role the user has, and so which buttons the view has.
   if (gate.stats) search();
   return { title: "Deliveries", element, reload: () => { if (gate.stats) load(); }, find: () => fields.route.focus() };
 }

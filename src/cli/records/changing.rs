@@ -80,35 +80,32 @@ pub(super) async fn resolve(
         return change.many(client, &selected, out, ask).await;
     };
     if !selected.dry_run {
-        // Of a dead one alone: one that is queued is delivered by itself.
-        let is_accepted = release
-            && !ids_of(client, &format!("/api/v1/deliveries?id={id}&state=dead"), "deliveries").await?.is_empty();
+        // The gate delivers a queued one by itself.
+        let is_dead = release && is_accepted(client, &format!("id={id}&state=dead")).await?;
         let mut body = change.members;
         body.insert("reason".to_owned(), selected.reason.into());
         client.send(Method::POST, &format!("{}/resolve", record_path(&id)), Some(&Value::Object(body))).await?;
-        match (release, is_accepted) {
-            (false, _) => writeln!(out, "{id} completed: retries get this answer")?,
-            (true, false) => writeln!(out, "{id} released: its key is free")?,
+        let done = match (release, is_dead) {
+            (false, _) => "completed: retries get this answer".to_owned(),
+            (true, false) => "released: its key is free".to_owned(),
             (true, true) => {
-                writeln!(
-                    out,
-                    "{id} released: `oncegate records retry {id}` delivers its request again; until then it is dead"
-                )?;
+                format!("released: `oncegate records retry {id}` delivers its request again; until then it is dead")
             }
-        }
+        };
+        writeln!(out, "{id} {done}")?;
     }
     Ok(())
 }
 
-/// Whether this is the id of an accepted request.
-async fn is_accepted(client: &AdminClient, id: &str) -> anyhow::Result<bool> {
-    Ok(!ids_of(client, &format!("/api/v1/deliveries?id={id}"), "deliveries").await?.is_empty())
+/// Whether this filter finds an accepted request.
+async fn is_accepted(client: &AdminClient, filter: &str) -> anyhow::Result<bool> {
+    Ok(!ids_of(client, &format!("/api/v1/deliveries?{filter}"), "deliveries").await?.is_empty())
 }
 
 /// Whether this is the id of an accepted request of which no attempt has made a record.
 async fn is_without_record(client: &AdminClient, id: &str) -> anyhow::Result<bool> {
     let recorded = ids_of(client, &format!("/api/v1/records?id={id}"), "records").await?;
-    Ok(recorded.is_empty() && is_accepted(client, id).await?)
+    Ok(recorded.is_empty() && is_accepted(client, &format!("id={id}")).await?)
 }
 
 impl Change {

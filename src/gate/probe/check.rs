@@ -1,5 +1,5 @@
-//! Checks a probe against an attempt that has just succeeded: one that does not find what is there proves nothing when it
-//! does not find what may not be there.
+//! Checks a probe against an attempt that has just succeeded. If the probe does not find that one, its 404 about another
+//! attempt proves nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_secs(600);
 /// A check is under way.
 const UNDER_WAY: u64 = u64::MAX;
 
-/// What is known of the probe of a route: whether it finds attempts that succeeded.
+/// Whether the probe of a route finds attempts that succeeded.
 pub(in crate::gate) struct ProbeCheck {
     probe: Probe,
     upstream: upstream::Settings,
@@ -56,7 +56,7 @@ impl Default for Checks {
 }
 
 impl ProbeCheck {
-    /// That of a route, if it has a probe. What is `known` of the same probe of the same upstream is known on.
+    /// The check of a route's probe, if the route has one. The `known` check goes on, if its probe and its upstream are the same.
     pub(in crate::gate) fn of(
         route: &Route,
         upstreams: &[Upstream],
@@ -110,10 +110,12 @@ impl ProtectedRequest {
     pub(in crate::gate) fn check_probe(&self) {
         let Some(check) = &self.state.probe_check else { return };
         let Some(after) = check.probe.after.filter(|after| *after <= LONGEST_AGE) else { return };
-        let Some(target) = check.probe.path.target(&self.key, &self.id) else { return };
         if !check.checks.take_turn() {
             return;
         }
+        let Some(target) = check.probe.path.target(&self.key, &self.id) else {
+            return check.checks.checked(Finding::Unclear);
+        };
         let headers = Question::of(self, target.clone()).into_headers();
         let gate = Arc::downgrade(&self.gate);
         let (check, record, state, index) = (Arc::clone(check), self.id, Arc::clone(&self.state), self.route.upstream);

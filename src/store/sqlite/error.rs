@@ -182,13 +182,13 @@ impl OpenError {
     }
 }
 
-/// The directory of a store, if that is missing; one that may not be looked into is another matter.
+/// The directory of a store, if it does not exist. One that this process may not look into does not count as missing.
 pub(super) fn missing_directory(path: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     absolute.parent().filter(|directory| matches!(directory.try_exists(), Ok(false))).map(Path::to_owned)
 }
 
-/// A command that makes the directory of a store, if that is what is missing.
+/// The command that makes the missing directory of a store; nothing if the directory is there.
 fn directory_hint(path: &Path) -> String {
     missing_directory(path).map_or_else(String::new, |directory| {
         let quoted = directory.display().to_string().replace('\'', r"'\''");
