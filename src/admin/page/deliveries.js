@@ -2,7 +2,7 @@
 
 import { ask, query } from "/page/api.js";
 import { change } from "/page/dialog.js";
-import { code, duration, facts, h, problem, put, recordLink, some, stateWord, table } from "/page/dom.js";
+import { code, duration, facts, h, pager, problem, put, recordLink, some, stateWord, table } from "/page/dom.js";
 
 const LIMIT = 50;
 const OPEN = ["id", "state", "route"];
@@ -34,32 +34,30 @@ export function deliveries({ gate, parameters, signal, announce }) {
   const known = h("datalist", { id: "routes-known" });
   const place = h("div"), routes = h("div"), wrong = h("div");
   const note = h("p", { class: "quiet" }, "Asking for the accepted requests.");
-  const back = h("button", { type: "button", onclick: () => { cursors.pop(); load(); } }, "Previous page");
-  const next = h("button", { type: "button", onclick: () => { cursors.push(following); load(); } }, "Next page");
-  // The cursors of the pages up to this one.
-  let cursors = [null], following = null, filter = {}, loads = 0, asked = 0;
+  const pages = pager(load);
+  let filter = {}, loads = 0, asked = 0;
 
   function search(event) {
     event?.preventDefault();
     filter = Object.fromEntries(OPEN.map(name => [name, fields[name].value.trim()]));
-    cursors = [null];
+    pages.first();
     history.replaceState(null, "", `#/deliveries${query(filter)}`);
     return load();
   }
 
   async function load() {
     place.setAttribute("aria-busy", "true");
-    back.disabled = next.disabled = true;
     put(wrong);
-    const nth = ++asked;
+    const nth = ++asked, cursor = pages.ask();
     try {
-      const [page, configured] = await Promise.all([ask(`/api/v1/deliveries${query({ ...filter, limit: LIMIT, cursor: cursors.at(-1) })}`, { signal }), ask("/api/v1/routes", { signal })]);
+      const [page, configured] = await Promise.all([ask(`/api/v1/deliveries${query({ ...filter, limit: LIMIT, cursor })}`, { signal }), ask("/api/v1/routes", { signal })]);
       // An older answer may come later.
       if (nth !== asked) return;
       show(page, configured.routes);
       announce(note.textContent);
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted || nth !== asked) return;
+      pages.failed();
       note.textContent = "";
       put(wrong, problem(error));
       announce(error.message);
@@ -69,12 +67,12 @@ export function deliveries({ gate, parameters, signal, announce }) {
 
   function show({ deliveries, next: cursor, paused }, configured) {
     const now = gate.stats.at, isPaused = name => paused.includes(name);
-    following = cursor;
+    const { number, isLast } = pages.show(cursor);
     loads += 1;
     // One that accepts no more may have some left.
     const names = configured.filter(({ name, accepts }) => accepts || isPaused(name) || deliveries.some(({ route }) => route === name)).map(({ name }) => name);
     put(known, names.map(name => h("option", { value: name })));
-    if (names.length === 0 && deliveries.length === 0 && cursors.length === 1 && following === null && query(filter) === "") {
+    if (names.length === 0 && deliveries.length === 0 && number === 1 && isLast && query(filter) === "") {
       put(routes);
       put(place);
       note.textContent = "No route of this gate accepts requests to be delivered later: that takes mode = \"accept\", and SQLite or PostgreSQL as the store.";
@@ -88,10 +86,8 @@ export function deliveries({ gate, parameters, signal, announce }) {
     found.fill(deliveries.map(delivery => ({ key: `${loads}:${delivery.id}`, cells: [() => recordLink(delivery.id), () => stateWord(delivery.state), delivery.route ?? "–", request(delivery),
       () => moment(delivery.accepted_at, now), delivery.due_at ? () => moment(delivery.due_at, now) : "", `${delivery.attempts}`, delivery.reason ?? "",
       ...(isOperator ? [delivery.state === "dead" ? offer("Retry …", delivery.id.slice(0, 16), opener => alter(opener, aboutRetry(delivery))) : ""] : [])] })));
-    put(place, h("h2", {}, "Requests"), found.element, h("div", { class: "buttons" }, back, next));
-    back.disabled = cursors.length === 1;
-    next.disabled = following === null;
-    note.textContent = `${some(deliveries.length, "accepted request")} on page ${cursors.length}${following === null ? ", which is the last" : ""}.`;
+    put(place, h("h2", {}, "Requests"), found.element, pages.buttons);
+    note.textContent = `${some(deliveries.length, "accepted request")} on page ${number}${isLast ? ", which is the last" : ""}.`;
   }
 
   const alter = (opener, what) => change(opener, what, { element, load, announce });

@@ -71,6 +71,26 @@ export function table(caption, columns, empty) {
   return { element, fill };
 }
 
+// The pages of a list, which the gate gives one at a time. While a page is asked for, no other can be.
+export function pager(load) {
+  // The cursors of the pages up to this one.
+  let cursors = [null], following = null;
+  const back = h("button", { type: "button", onclick: () => { cursors.pop(); load(); } }, "Previous page");
+  const next = h("button", { type: "button", onclick: () => { cursors.push(following); load(); } }, "Next page");
+  return {
+    buttons: h("div", { class: "buttons" }, back, next),
+    first: () => { cursors = [null]; },
+    ask: () => { back.disabled = next.disabled = true; return cursors.at(-1); },
+    failed: () => { back.disabled = cursors.length === 1; },
+    show: cursor => {
+      following = cursor;
+      back.disabled = cursors.length === 1;
+      next.disabled = following === null;
+      return { number: cursors.length, isLast: following === null };
+    },
+  };
+}
+
 // A bar of a part from 0 to 1. Its number stands in another column.
 export function measure(part) {
   return () => {

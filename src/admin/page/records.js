@@ -1,7 +1,7 @@
 // Searches records: GET /api/v1/records, a page at a time. Nothing is listed before it is asked for, but what a link names.
 
 import { ask, query } from "/page/api.js";
-import { code, duration, h, problem, put, recordLink, some, stateWord, table } from "/page/dom.js";
+import { code, duration, h, pager, problem, put, recordLink, some, stateWord, table } from "/page/dom.js";
 
 const LIMIT = 50;
 const OPEN = ["id", "state", "route", "older_than", "since"];
@@ -22,10 +22,8 @@ export function records({ gate, parameters, signal, announce }) {
   const place = h("div");
   const wrong = h("div");
   const note = h("p", { class: "quiet" });
-  const back = h("button", { type: "button", onclick: () => turn(-1) }, "Previous page");
-  const next = h("button", { type: "button", onclick: () => turn(1) }, "Next page");
-  // The cursors of the pages up to this one.
-  let cursors = [null], following = null, filter = {}, loads = 0;
+  const pages = pager(load);
+  let filter = {}, loads = 0, asked = 0;
 
   const read = () => Object.fromEntries(Object.entries(fields).map(([name, input]) => [name, input.value.trim()]).filter(([, value]) => value !== ""));
 
@@ -35,13 +33,7 @@ export function records({ gate, parameters, signal, announce }) {
     for (const name of ["key", "scope"]) kept[name] = filter[name] ?? "";
     const open = query(Object.fromEntries(OPEN.map(name => [name, filter[name]])));
     history.replaceState(null, "", `#/records${open}`);
-    cursors = [null];
-    return load();
-  }
-
-  function turn(step) {
-    if (step > 0) cursors.push(following);
-    else cursors.pop();
+    pages.first();
     return load();
   }
 
@@ -49,21 +41,23 @@ export function records({ gate, parameters, signal, announce }) {
     place.setAttribute("aria-busy", "true");
     note.textContent = "Searching. A large store may take some seconds.";
     put(wrong);
+    const nth = ++asked, cursor = pages.ask();
     try {
-      const page = await ask(`/api/v1/records${query({ ...filter, limit: LIMIT, cursor: cursors.at(-1) })}`, { signal, patience: 60000 });
-      following = page.next;
+      const page = await ask(`/api/v1/records${query({ ...filter, limit: LIMIT, cursor })}`, { signal, patience: 60000 });
+      // An older answer may come later.
+      if (nth !== asked) return;
+      const { number, isLast } = pages.show(page.next);
       loads += 1;
       found.fill(page.records.map(record => ({ key: `${loads}:${record.id}`, cells: [() => recordLink(record.id), () => stateWord(record.state), record.route ?? "–",
         `${record.method ?? ""} ${record.path ?? ""}`, () => record.key === null ? (isOperator ? "not readable" : "not shown") : code(record.key), `${duration(record.age_seconds)} ago`, record.status ? `${record.status}` : ""] })));
-      put(place, found.element, h("div", { class: "buttons" }, back, next));
-      back.disabled = cursors.length === 1;
-      next.disabled = following === null;
-      const text = page.records.length === 0 && following !== null ? "Nothing on this page, but there are older records: go on with the next page."
-        : `${some(page.records.length, "record")} on page ${cursors.length}${following === null ? ", which is the last" : ""}.`;
+      put(place, found.element, pages.buttons);
+      const text = page.records.length === 0 && !isLast ? "Nothing on this page, but there are older records: go on with the next page."
+        : `${some(page.records.length, "record")} on page ${number}${isLast ? ", which is the last" : ""}.`;
       note.textContent = text;
       announce(text);
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted || nth !== asked) return;
+      pages.failed();
       note.textContent = "";
       put(wrong, problem(error));
       announce(error.message);
