@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Settings;
 use super::source::{End, Error, Received, Subscription, subscribe};
-use crate::gate::{Circuit, Gate, Message, Tries, Verdict};
+use crate::gate::{Gate, Message, Tries, Verdict};
 use crate::idempotency::key::Found;
 use crate::telemetry::consumers::{ConsumerMetrics, Ended};
 
@@ -38,32 +38,10 @@ const REMEMBERED: usize = 10_000;
 struct Shared<F> {
     settings: Arc<Settings>,
     current: F,
-    turns: Turns,
-    circuit: Mutex<Circuit>,
+    /// How many messages may run at a time.
+    turns: Semaphore,
     /// The attempts of messages, by their keys. They outlast a connection.
     attempts: Mutex<HashMap<Bytes, Attempts>>,
-}
-
-/// Says how many messages may run at a time, and how many do.
-struct Turns {
-    free: Semaphore,
-    all: u32,
-}
-
-impl Turns {
-    fn new(all: u32) -> Self {
-        Self { free: Semaphore::new(all as usize), all }
-    }
-
-    /// A turn, which ends when this is dropped.
-    async fn take(&self) -> Option<SemaphorePermit<'_>> {
-        // It is never closed.
-        self.free.acquire().await.ok()
-    }
-
-    fn taken(&self) -> u32 {
-        self.all.saturating_sub(self.free.available_permits() as u32)
-    }
 }
 
 /// What was tried with a message.
@@ -81,8 +59,7 @@ pub async fn consume(
     mut stop: watch::Receiver<bool>,
 ) {
     let shared = Arc::new(Shared {
-        turns: Turns::new(settings.concurrency),
-        circuit: Mutex::default(),
+        turns: Semaphore::new(settings.concurrency as usize),
         attempts: Mutex::default(),
         current,
         settings,
@@ -293,10 +270,14 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
         }
         loop {
             let turn = async {
-                while !self.may_begin() {
-                    sleep(CIRCUIT).await;
+                // It is never closed.
+                let turn = self.turns.acquire().await.ok();
+                loop {
+                    match (self.current)().permit(message) {
+                        Some(permission) => break (turn, permission),
+                        None => sleep(CIRCUIT).await,
+                    }
                 }
-                self.turns.take().await
             };
             let turn = tokio::select! {
                 biased;
@@ -305,12 +286,9 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
             };
             let before = self.attempts_of(&key);
             let tries = Tries { attempts: before.count, age: before.since.elapsed() };
-            let consumed = (self.current)().consume(message, tries).await;
-            if let Some(is_reached) = consumed.is_reached {
-                self.circuit().ended(is_reached, Instant::now());
-            }
+            let verdict = (self.current)().consume(message, tries).await;
             drop(turn);
-            let pause = match consumed.verdict {
+            let pause = match verdict {
                 Verdict::Done => return self.forget(&key, End::Done),
                 Verdict::GiveUp { note, .. } => return self.forget(&key, End::Dead(note)),
                 Verdict::Wait(pause) => pause,
@@ -325,15 +303,6 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
                 () = sleep(pause) => {}
             }
         }
-    }
-
-    fn circuit(&self) -> MutexGuard<'_, Circuit> {
-        self.circuit.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether the upstream may be asked.
-    fn may_begin(&self) -> bool {
-        self.circuit().allows(1, self.turns.taken(), Instant::now()) > 0
     }
 
     fn attempts(&self) -> MutexGuard<'_, HashMap<Bytes, Attempts>> {
@@ -363,21 +332,6 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn an_attempt_that_nobody_waits_for_any_more_does_not_count_for_ever() {
-        let turns = Arc::new(Turns::new(2));
-        let taken = Arc::clone(&turns);
-        let attempt = tokio::spawn(async move {
-            let _turn = taken.take().await;
-            std::future::pending::<()>().await;
-        });
-        tokio::task::yield_now().await;
-        assert_eq!(turns.taken(), 1);
-        attempt.abort();
-        assert!(attempt.await.is_err_and(|error| error.is_cancelled()));
-        assert_eq!(turns.taken(), 0, "or a circuit that is open would stay so");
-    }
 
     #[tokio::test]
     async fn a_lane_is_one_after_the_other() {

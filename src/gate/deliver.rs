@@ -5,8 +5,8 @@
 //! to it that the request runs once.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,10 +14,10 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::circuit::Circuit;
+use super::circuit::{Permit, Trial};
 use super::protected::ProtectedRequest;
 use super::rotation::Standing;
-use super::verdict::{Tried, Tries, Verdict};
+use super::verdict::{Tries, Verdict};
 use super::{Gate, RouteState};
 use crate::idempotency::delivery::{Deliver, Order};
 use crate::idempotency::record::{RecordId, State};
@@ -49,7 +49,6 @@ const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
 struct Lines {
     /// How many are under way.
     running: Arc<AtomicU32>,
-    circuit: Arc<Mutex<Circuit>>,
     /// When the next may begin, where the route has a rate.
     next: Instant,
     /// When the last were taken.
@@ -103,7 +102,7 @@ pub async fn deliver_accepted(
 
 /// Delivers what a route accepted, until there is no such route.
 async fn deliver_of(current: impl Fn() -> Arc<Gate>, name: Arc<str>) {
-    let mut lines = Lines { running: Arc::default(), circuit: Arc::default(), next: Instant::now(), taken: None };
+    let mut lines = Lines { running: Arc::default(), next: Instant::now(), taken: None };
     loop {
         let gate = current();
         let Some(route) = gate.router.routes().iter().find(|route| route.name == name) else { return };
@@ -126,7 +125,7 @@ impl Lines {
     /// Begins what is due and may begin; returns how long to wait, unless something happens.
     async fn deliver(&mut self, gate: &Arc<Gate>, route: &Arc<Route>, state: &Arc<RouteState>) -> Duration {
         let policy = &route.policy.deliver;
-        let limit = self.limit(policy);
+        let Permit { count: limit, mut trial } = self.permit(policy, state);
         if limit == 0 {
             // The end of one that is under way is told.
             let wait = self.next.saturating_duration_since(Instant::now());
@@ -159,15 +158,11 @@ impl Lines {
             self.next = self.next.max(Instant::now()) + rate.gap().saturating_mul(count);
         }
         for taken in taken {
+            // Where there is a trial, one is taken at most.
+            let trial = trial.take();
             self.running.fetch_add(1, Ordering::AcqRel);
             let running = Running(Arc::clone(&self.running), Arc::clone(&state.arrivals));
-            let delivering = Arc::clone(gate).deliver(
-                Arc::clone(route),
-                Arc::clone(state),
-                taken,
-                Arc::clone(&self.circuit),
-                running,
-            );
+            let delivering = Arc::clone(gate).deliver(Arc::clone(route), Arc::clone(state), taken, running, trial);
             tokio::spawn(Box::pin(delivering));
         }
         if is_more && count > 0 {
@@ -185,17 +180,15 @@ impl Lines {
     }
 
     /// How many may begin now.
-    fn limit(&self, policy: &Deliver) -> u32 {
-        let now = Instant::now();
+    fn permit(&self, policy: &Deliver, state: &RouteState) -> Permit {
         let running = self.running.load(Ordering::Acquire);
         let free = policy.concurrency.saturating_sub(running).min(BATCH as u32);
-        let free = self.circuit.lock().unwrap_or_else(PoisonError::into_inner).allows(free, running, now);
-        match policy.rate {
+        state.circuit.permit(match policy.rate {
             // One at a time, so that they are spread evenly.
-            Some(_) if self.next > now => 0,
+            Some(_) if self.next > Instant::now() => 0,
             Some(_) => free.min(1),
             None => free,
-        }
+        })
     }
 }
 
@@ -217,33 +210,29 @@ impl Gate {
         route: Arc<Route>,
         state: Arc<RouteState>,
         taken: Taken,
-        circuit: Arc<Mutex<Circuit>>,
         running: Running,
+        trial: Option<Trial>,
     ) {
         // A shutdown waits for it.
         let going = self.shared.requests.subscribe();
         let (id, held) = (taken.delivery.id, taken.held());
-        let tried = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
+        let verdict = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
             Ok(request) => match request.comes_before().await {
                 // An attempt in flight may yet be released. The claim finds out.
                 Ok(None | Some(Standing::Record(State::InFlight))) => {
                     let age = taken.now.since(taken.delivery.queued_at);
                     self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age }).await
                 }
-                Ok(Some(Standing::Record(State::Unknown))) => Tried::without_attempt(Ok(Verdict::outcome_unknown())),
-                Ok(Some(Standing::Record(State::Completed) | Standing::Delivery)) => {
-                    Tried::without_attempt(Ok(Verdict::Done))
-                }
-                Err(error) => Tried::without_attempt(Err(error)),
+                Ok(Some(Standing::Record(State::Unknown))) => Ok(Verdict::outcome_unknown()),
+                Ok(Some(Standing::Record(State::Completed) | Standing::Delivery)) => Ok(Verdict::Done),
+                Err(error) => Err(error),
             },
-            Err(pause) => Tried::without_attempt(Ok(Verdict::Wait(pause))),
+            Err(pause) => Ok(Verdict::Wait(pause)),
         };
-        if let Some(is_reached) = tried.is_reached {
-            circuit.lock().unwrap_or_else(PoisonError::into_inner).ended(is_reached, Instant::now());
-        }
-        let change = tried.verdict.map(|verdict| change_of(verdict, &route));
-        let changed = match change {
-            Ok(change) => {
+        drop(trial);
+        let changed = match verdict {
+            Ok(verdict) => {
+                let change = change_of(verdict, &route);
                 if let Change::Park { note, .. } = &change {
                     let reason = String::from_utf8_lossy(note);
                     let route = &*state.name;

@@ -9,6 +9,7 @@ use http::header::{CONTENT_LENGTH, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 
 use super::admit::{Candidate, Refusal, Step};
+use super::circuit::Trial;
 use super::protected::{ProtectedRequest, RETRY_SOON, identify};
 use super::request::Head;
 use super::verdict::{Tries, Verdict};
@@ -39,39 +40,34 @@ pub struct Message {
     pub key: Found,
 }
 
-/// What came of a message.
-pub struct Consumed {
-    /// What becomes of it.
-    pub verdict: Verdict,
-    /// Whether the upstream was reached, where it was asked.
-    pub is_reached: Option<bool>,
-}
-
-impl From<Verdict> for Consumed {
-    fn from(verdict: Verdict) -> Self {
-        Self { verdict, is_reached: None }
-    }
-}
+/// A message may run. It is held until its run ends.
+pub struct Permission(#[expect(dead_code, reason = "its end is what counts")] Option<Trial>);
 
 impl Gate {
+    /// Whether a message may run: its upstream could be reached, or is to be tried again.
+    pub fn permit(&self, message: &Message) -> Option<Permission> {
+        let Some(route) = self.route_of(message) else { return Some(Permission(None)) };
+        let permit = self.states[&route.name].circuit.permit(1);
+        (permit.count > 0).then_some(Permission(permit.trial))
+    }
+
     /// Runs a message.
-    pub async fn consume(self: &Arc<Self>, message: &Message, tries: Tries) -> Consumed {
-        let host = message.host.as_ref().and_then(|host| host.to_str().ok());
-        let route = match self.router.choose(&message.method, host, message.target.path()) {
-            Ok(Some(route)) if route.policy.mode.protects() => route,
-            // The configuration is checked for that, and a reload may be between two of them.
-            _ => return Verdict::Wait(RETRY_SOON).into(),
-        };
+    pub async fn consume(self: &Arc<Self>, message: &Message, tries: Tries) -> Verdict {
+        // The configuration is checked for that, and a reload may be between two of them.
+        let Some(route) = self.route_of(message) else { return Verdict::Wait(RETRY_SOON) };
         let state = &self.states[&route.name];
         match self.message_request(route, state, message).await {
-            Ok(request) => {
-                let tried = self.try_unattended(request, tries).await;
-                // Where the store does not say what became of it, it says so later.
-                let verdict = tried.verdict.unwrap_or(Verdict::Wait(RETRY_SOON));
-                Consumed { verdict, is_reached: tried.is_reached }
-            }
-            Err(verdict) => verdict.into(),
+            // Where the store does not say what became of it, it says so later.
+            Ok(request) => self.try_unattended(request, tries).await.unwrap_or(Verdict::Wait(RETRY_SOON)),
+            Err(verdict) => verdict,
         }
+    }
+
+    /// The route that protects a message.
+    fn route_of(&self, message: &Message) -> Option<&Arc<Route>> {
+        let host = message.host.as_ref().and_then(|host| host.to_str().ok());
+        let route = self.router.choose(&message.method, host, message.target.path()).ok()??;
+        route.policy.mode.protects().then_some(route)
     }
 
     async fn message_request(
@@ -140,5 +136,56 @@ fn show_key(headers: &mut HeaderMap, places: &[KeySource], key: &Key) {
     if let Ok(mut value) = HeaderValue::from_str(&key.to_field()) {
         value.set_sensitive(true);
         headers.insert(name.unwrap_or(&KEY).clone(), value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::gate::tests::{gate_before, route};
+    use crate::http::upstream::{Dial, Io};
+    use crate::idempotency::policy::Mode;
+
+    /// Nobody listens.
+    #[derive(Default)]
+    struct Nowhere(AtomicU32);
+
+    #[async_trait::async_trait]
+    impl Dial for Nowhere {
+        async fn dial(&self) -> std::io::Result<Box<dyn Io>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Err(std::io::ErrorKind::ConnectionRefused.into())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_of_all_routes_go_by_what_one_finds_out_of_their_upstream() {
+        let upstream = Arc::new(Nowhere::default());
+        let routes = ["orders", "refunds"].map(|name| route(name, Mode::Protect, "host"));
+        let gate = gate_before(Arc::<Nowhere>::clone(&upstream), routes.to_vec());
+        let message = |name: &str| Message {
+            method: Method::POST,
+            target: format!("/{name}").parse().unwrap(),
+            host: None,
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+            key: Found::Fingerprint,
+        };
+        let [orders, refunds] = ["orders", "refunds"].map(message);
+        for attempts in 0..5 {
+            let _permission = gate.permit(&orders).expect("the upstream may be there");
+            let verdict = gate.consume(&orders, Tries { attempts, age: Duration::ZERO }).await;
+            assert!(matches!(verdict, Verdict::Again { .. }), "{verdict:?}");
+        }
+        assert!(gate.permit(&orders).is_none() && gate.permit(&refunds).is_none());
+        assert_eq!(upstream.0.load(Ordering::Relaxed), 5);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let trial = gate.permit(&refunds).expect("one may try it");
+        assert!(gate.permit(&orders).is_none());
+        drop(trial);
+        assert!(gate.permit(&orders).is_some());
     }
 }

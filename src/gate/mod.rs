@@ -54,12 +54,12 @@ use self::admit::{Admission, Refusal, Step};
 pub use self::answer::HeaderNames;
 use self::answer::{CrossOrigin, Estimator, Reply};
 pub use self::attempt_tokens::Tokens;
-pub use self::circuit::Circuit;
+use self::circuit::Circuit;
 pub use self::deliver::deliver_accepted;
 use self::identities::origin;
 use self::ignored::{IgnoredLog, KeyPlaces};
 use self::jwt::Verifier;
-pub use self::message::{Consumed, Message};
+pub use self::message::{Message, Permission};
 use self::pass::ForwardOptions;
 use self::policy_page::PolicyPage;
 use self::probe::ProbeCheck;
@@ -182,6 +182,8 @@ struct RouteState {
     estimator: Arc<Estimator>,
     /// Told when something may be due for delivery.
     arrivals: Arc<Notify>,
+    /// Whether its upstream can be reached, for what can wait.
+    circuit: Arc<Circuit>,
     /// What the identities of its records are made by.
     rules: IdentityDigest,
     /// The tags of the rules by which each of the gate's identifiers makes ids; none where there is one.
@@ -251,6 +253,9 @@ impl Gate {
                 metrics: metrics.route(name),
                 estimator: known.map(|known| Arc::clone(&known.estimator)).unwrap_or_default(),
                 arrivals: known.map(|known| Arc::clone(&known.arrivals)).unwrap_or_default(),
+                circuit: route
+                    .and_then(|route| upstreams.get(route.upstream))
+                    .map_or_else(Arc::default, |upstream| shared.circuits.of(upstream.places())),
             })
         };
         let states = router.routes().iter().map(|route| {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::{RwLock, Semaphore};
 
+use super::circuit::Circuits;
 use super::quota::Quotas;
 use super::reauthorize::Questions;
 use super::single_flight::{OrderedSender, SingleFlight};
@@ -43,6 +44,8 @@ pub(super) struct Shared {
     pub(super) questions: Questions,
     /// How many large bodies may be read back into memory at a time.
     pub(super) large_bodies: Semaphore,
+    /// Which upstreams can be reached, for what can wait.
+    pub(super) circuits: Circuits,
     /// Claims that the store was too slow for: while it hangs, as many as there are requests.
     pub(super) late_claims: LogThrottle,
     /// Claims of records that cannot be read: as many as there are retries.
@@ -81,6 +84,7 @@ impl Shared {
             abandon: OrderedSender::new(false),
             requests: tokio::sync::watch::Sender::new(()),
             questions: Questions::default(),
+            circuits: Circuits::default(),
             large_bodies: Semaphore::new(LARGE_BODIES),
             late_claims: LogThrottle::every(MINUTE),
             unreadable: LogThrottle::every(MINUTE),

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::http::limits::Limits;
+use crate::http::upstream::{self, Dial};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::scope::ScopePart;
 use crate::route::Pattern;
@@ -25,6 +26,15 @@ pub(crate) fn gate_of(routes: Vec<Route>) -> Arc<Gate> {
 }
 
 pub(crate) fn gate_with(jwt: Option<jwt::Settings>, routes: Vec<Route>) -> Arc<Gate> {
+    gate(jwt, routes, None)
+}
+
+/// A gate before one upstream, which is reached like this.
+pub(crate) fn gate_before(dial: Arc<dyn Dial>, routes: Vec<Route>) -> Arc<Gate> {
+    gate(None, routes, Some(dial))
+}
+
+fn gate(jwt: Option<jwt::Settings>, routes: Vec<Route>, dial: Option<Arc<dyn Dial>>) -> Arc<Gate> {
     let settings = Settings {
         service: "default".into(),
         id_secret: None,
@@ -42,7 +52,20 @@ pub(crate) fn gate_with(jwt: Option<jwt::Settings>, routes: Vec<Route>) -> Arc<G
     let router = Router::new(routes).unwrap();
     let metrics = Metrics::new();
     let usage = Usage::new(&Limits::default(), &metrics);
-    Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), usage, &metrics)
+    let minute = Duration::from_secs(60);
+    let upstream = upstream::Settings {
+        name: "app".into(),
+        places: vec![upstream::Place::Tcp { host: "app".into(), port: 80 }],
+        tls: None,
+        protocol: upstream::Protocol::Http1,
+        timeout: minute,
+        connect_timeout: minute,
+        client_timeout: minute,
+        max_connections: 1000,
+        reuse: upstream::Sharing::Always,
+    };
+    let upstreams = dial.map(|dial| Upstream::through(upstream, Arc::clone(&usage), dial)).into_iter().collect();
+    Gate::new(settings, router, upstreams, Arc::new(Memory::new()), usage, &metrics)
 }
 
 fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {

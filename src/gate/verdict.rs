@@ -64,36 +64,22 @@ pub struct Tries {
     pub age: Duration,
 }
 
-/// What came of trying.
-pub(super) struct Tried {
-    /// What becomes of the request; an error where the store does not say.
-    pub(super) verdict: Result<Verdict, Error>,
-    /// Whether the upstream was reached, where it was asked.
-    pub(super) is_reached: Option<bool>,
-}
-
-impl Tried {
-    /// No attempt was made.
-    pub(super) fn without_attempt(verdict: Result<Verdict, Error>) -> Self {
-        Self { verdict, is_reached: None }
-    }
-}
-
 impl Gate {
-    /// Runs a request under the claim of its key, as if a client waited for it.
-    pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Tried {
+    /// Runs a request under the claim of its key, as if a client waited for it. An error is one of the store, which does not
+    /// say what became of the request.
+    pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Result<Verdict, Error> {
         let (id, is_accepted, began) = (request.id, request.kept.is_some(), Instant::now());
-        let route = Arc::clone(&request.route);
+        let (route, state) = (Arc::clone(&request.route), Arc::clone(&request.state));
         let (client, reply) = oneshot::channel();
         tokio::spawn(Box::pin(drive(request, Client(client))));
         match reply.await {
             Ok(reply) => {
-                let is_reached = Some(reply.outcome != Outcome::Problem(Code::UpstreamUnreachable));
+                state.circuit.ended(reply.outcome != Outcome::Problem(Code::UpstreamUnreachable));
                 let tries = Tries { age: tries.age.saturating_add(began.elapsed()), ..tries };
-                Tried { verdict: self.verdict((id, is_accepted), reply, tries, &route.policy).await, is_reached }
+                self.verdict((id, is_accepted), reply, tries, &route.policy).await
             }
             // A bug: how far it came, its record says.
-            Err(_) => Tried::without_attempt(Ok(Verdict::Wait(RUNNING))),
+            Err(_) => Ok(Verdict::Wait(RUNNING)),
         }
     }
 
