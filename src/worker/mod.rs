@@ -24,18 +24,23 @@ pub use reaper::report_lost;
 /// How long a worker that panicked waits before it starts again.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 
+/// A sweep that lasts longer than this falls behind.
+const BEHIND: Duration = Duration::from_secs(10);
+
 /// When the workers run, and how much they do at once.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Between two looks for leases that are past.
     pub reap_every: Duration,
-    /// Between two looks for expired records.
+    /// Between two looks for expired records. Frequent looks spread the work: what is removed at once takes from callers.
     pub sweep_every: Duration,
+    /// Between two counts of the records.
+    pub count_every: Duration,
     /// Most records in one store operation, and in the first of a sweep.
     pub batch: usize,
     /// Most records in one operation of a sweep that has much to do. Callers wait for it, or run beside it.
     pub large_batch: usize,
-    /// Most records in one operation of a sweep that falls behind: it has not ended when the next one is due.
+    /// Most records in one operation of a sweep that falls behind: it has lasted longer than [`BEHIND`].
     pub largest_batch: usize,
     /// The shortest time between two batches of a sweep. It is twice what the last batch took, so that requests have most
     /// of the store.
@@ -46,7 +51,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             reap_every: Duration::from_secs(1),
-            sweep_every: Duration::from_secs(10),
+            sweep_every: Duration::from_secs(1),
+            count_every: Duration::from_secs(10),
             batch: 256,
             large_batch: 512,
             largest_batch: 4096,

@@ -1,15 +1,14 @@
 //! Removes records, dead deliveries and audit entries that have expired, and counts the records that stand.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Settings, Worker, every};
+use super::{BEHIND, Settings, Worker, every};
 use crate::store::Counting;
 
 pub(super) async fn run(mut worker: Worker) {
-    let [mut of_records, mut of_deliveries] = [(); 2].map(|()| Counting::at_least(Duration::ZERO));
+    let [mut of_records, mut of_deliveries] = [(); 2].map(|()| Counting::at_least(worker.settings.count_every));
     let mut ticks = every(worker.settings.sweep_every);
     while worker.unless_shut_down(ticks.tick()).await {
         sweep(&mut worker).await;
@@ -29,7 +28,7 @@ pub(super) async fn run(mut worker: Worker) {
 /// turn, and the more it must do then. The store reports its failures.
 async fn sweep(worker: &mut Worker) {
     let mut limit = worker.settings.batch;
-    let due = Instant::now() + worker.settings.sweep_every;
+    let behind = Instant::now() + BEHIND;
     loop {
         let began = Instant::now();
         let Ok(count) = worker.store.sweep(limit).await else { return };
@@ -39,7 +38,7 @@ async fn sweep(worker: &mut Worker) {
             return;
         }
         let Settings { large_batch, largest_batch, .. } = worker.settings;
-        limit = (limit * 2).min(if Instant::now() < due { large_batch } else { largest_batch });
+        limit = (limit * 2).min(if Instant::now() < behind { large_batch } else { largest_batch });
     }
 }
 

@@ -141,20 +141,21 @@ async fn the_reaper_goes_on_while_batches_are_full() {
 #[tokio::test(start_paused = true)]
 async fn the_sweeper_pauses_between_batches_and_counts() {
     let running = start(Fake { sweep: Mutex::new([Ok(10), Ok(20), Ok(30), Ok(1)].into()), ..Fake::default() });
-    sleep(Duration::from_secs(5)).await;
+    sleep(Duration::from_millis(500)).await;
     assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 2, 4, 6].map(Duration::from_millis));
     assert_eq!(*running.store.limits.lock().unwrap(), [10, 20, 30, 30], "twice as many each time");
     running.shows("oncegate_records_swept_total 61");
     running.shows("oncegate_records{state=\"completed\"} 8");
-    sleep(Duration::from_secs(10)).await;
-    assert_eq!(running.store.limits.lock().unwrap()[4..], [10], "and from the start again");
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(running.store.limits.lock().unwrap()[4..], [10], "and from the start again a second later");
+    assert_eq!(running.store.counts_at.lock().unwrap().len(), 1, "which is too soon for a count");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_sweep_leaves_two_thirds_of_the_store_to_requests() {
     let sweep = Mutex::new([Ok(10), Ok(20), Ok(1)].into());
     let running = start(Fake { sweep, sweep_takes: Duration::from_millis(10), ..Fake::default() });
-    sleep(Duration::from_secs(1)).await;
+    sleep(Duration::from_millis(900)).await;
     assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 30, 60].map(Duration::from_millis));
 }
 
@@ -163,15 +164,15 @@ async fn a_sweep_that_falls_behind_does_more_at_a_time() {
     let sweep = Mutex::new([Ok(10), Ok(20), Ok(30), Ok(30), Ok(60), Ok(100), Ok(1)].into());
     let running = start(Fake { sweep, sweep_takes: Duration::from_secs(1), ..Fake::default() });
     sleep(Duration::from_secs(60)).await;
-    // Each takes three seconds with its pause, and the next sweep is due after ten.
+    // Each takes three seconds with its pause, and a sweep falls behind after ten.
     assert_eq!(running.store.limits.lock().unwrap()[..7], [10, 20, 30, 30, 60, 100, 100]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_count_of_a_large_store_takes_a_fiftieth_of_the_time() {
     let running = start(Fake { count_takes: Duration::from_secs(1), ..Fake::default() });
-    sleep(Duration::from_secs(110)).await;
-    assert_eq!(*running.store.counts_at.lock().unwrap(), [0, 60].map(Duration::from_secs), "at the next look");
+    sleep(Duration::from_secs(100)).await;
+    assert_eq!(*running.store.counts_at.lock().unwrap(), [0, 51].map(Duration::from_secs), "at the next look");
     let running = start(Fake { count_takes: Duration::from_secs(1), counts_fail: true, ..Fake::default() });
     sleep(Duration::from_secs(25)).await;
     assert!(running.store.counts_at.lock().unwrap().len() > 1, "a failure is no count");

@@ -275,6 +275,40 @@ fn an_operator_holds_a_route_back() {
 }
 
 #[test]
+fn what_an_operator_releases_while_its_route_is_held_back_is_delivered_afterwards() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|request| match request.nth {
+        1 => Reply::ok("late").delay(Duration::from_secs(3)),
+        _ => Reply::ok("done"),
+    });
+    let gate = accepting(&upstream, "lease = \"1s\"\n").start();
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    upstream.wait_for_runs(1);
+    let hold = json!({"route": route_of(&gate), "reason": "maintenance"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&hold))), 204);
+    let gate = gate.kill9().start();
+    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let url = format!("http://{}", gate.admin);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let release = ["records", "resolve", &id, "--release", "--reason", "not in the ledger", "--admin", &url];
+        let (status, out, error) = oncegate(&release);
+        if status == 0 {
+            assert_eq!(out, format!("{id} released: its request is queued, and a gate delivers it\n"));
+            break;
+        }
+        // The lease of the gate that was killed goes on for a moment.
+        assert!(Instant::now() < deadline, "{error}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&hold))), 204);
+    wait_for(&gate, &location, "completed");
+    assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
 fn a_scope_is_delivered_in_order_and_one_at_a_time() {
     if is_refused_here() {
         return;

@@ -80,32 +80,37 @@ pub(super) async fn resolve(
         return change.many(client, &selected, out, ask).await;
     };
     if !selected.dry_run {
-        // The gate delivers a queued one by itself.
-        let is_dead = release && is_accepted(client, &format!("id={id}&state=dead")).await?;
+        let [is_dead, is_queued] = match release {
+            true => [is_accepted(client, &id, Some("dead")).await?, is_accepted(client, &id, Some("queued")).await?],
+            false => [false; 2],
+        };
         let mut body = change.members;
         body.insert("reason".to_owned(), selected.reason.into());
         client.send(Method::POST, &format!("{}/resolve", record_path(&id)), Some(&Value::Object(body))).await?;
-        let done = match (release, is_dead) {
-            (false, _) => "completed: retries get this answer".to_owned(),
-            (true, false) => "released: its key is free".to_owned(),
-            (true, true) => {
-                format!("released: `oncegate records retry {id}` delivers its request again; until then it is dead")
-            }
+        let done = if !release {
+            "completed: retries get this answer".to_owned()
+        } else if is_dead {
+            format!("released: `oncegate records retry {id}` delivers its request again; until then it is dead")
+        } else if is_queued {
+            "released: its request is queued, and a gate delivers it".to_owned()
+        } else {
+            "released: its key is free".to_owned()
         };
         writeln!(out, "{id} {done}")?;
     }
     Ok(())
 }
 
-/// Whether this filter finds an accepted request.
-async fn is_accepted(client: &AdminClient, filter: &str) -> anyhow::Result<bool> {
-    Ok(!ids_of(client, &format!("/api/v1/deliveries?{filter}"), "deliveries").await?.is_empty())
+/// Whether this is the id of an accepted request, in this state if one is named.
+async fn is_accepted(client: &AdminClient, id: &str, state: Option<&str>) -> anyhow::Result<bool> {
+    let state = state.map(|state| format!("&state={state}")).unwrap_or_default();
+    Ok(!ids_of(client, &format!("/api/v1/deliveries?id={id}{state}"), "deliveries").await?.is_empty())
 }
 
 /// Whether this is the id of an accepted request of which no attempt has made a record.
 async fn is_without_record(client: &AdminClient, id: &str) -> anyhow::Result<bool> {
     let recorded = ids_of(client, &format!("/api/v1/records?id={id}"), "records").await?;
-    Ok(recorded.is_empty() && is_accepted(client, &format!("id={id}")).await?)
+    Ok(recorded.is_empty() && is_accepted(client, id, None).await?)
 }
 
 impl Change {
