@@ -1,0 +1,144 @@
+//! What an operator does with requests that were accepted.
+
+use super::*;
+
+#[test]
+fn an_unknown_outcome_is_not_delivered_again() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|request| match request.nth {
+        1 => Reply::nothing().close(),
+        _ => Reply::ok("done"),
+    });
+    let gate = accepting(&upstream, "").start();
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    let unknown = wait_for(&gate, &location, "unknown");
+    assert_eq!(unknown["attempts"], 1, "{unknown}");
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    // It cannot be delivered again before somebody has found out what became of it.
+    let retry = json!({"reason": "run it"});
+    let refused = gate.admin("POST", &format!("/api/v1/records/{id}/retry"), Some(&retry));
+    assert_eq!((code(&refused), &refused.json()["code"]), (409, &json!("outcome-unknown")), "{}", refused.show());
+    // An operator finds that nothing happened. Its client does not come back: it is delivered where the operator says so.
+    let url = format!("http://{}", gate.admin);
+    let release = ["records", "resolve", &id, "--release", "--reason", "not in the ledger", "--admin", &url];
+    let (status, out, error) = oncegate(&release);
+    let retry_it = format!("{id} released: `oncegate records retry {id}` delivers its request again");
+    assert!(status == 0 && out.starts_with(&retry_it), "{out}{error}");
+    assert_eq!(wait_for(&gate, &location, "dead")["attempts"], 1);
+    assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/retry"), Some(&retry))), 204);
+    wait_for(&gate, &location, "completed");
+    assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn an_unknown_outcome_that_an_operator_completes_is_over() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::nothing().close());
+    let gate = accepting(&upstream, "").start();
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    wait_for(&gate, &location, "unknown");
+    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let listed = || gate.admin("GET", "/api/v1/deliveries", None).json()["deliveries"].as_array().map(Vec::len);
+    assert_eq!(listed(), Some(1));
+    let complete = json!({"action": "complete", "status": 201, "reason": "it is in the ledger"});
+    assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&complete))), 204);
+    assert_eq!((status(&gate, &location)["state"].as_str(), listed()), (Some("completed"), Some(0)));
+    gate.post("/charges", "k-1", "{}").expect(201, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn a_route_that_accepts_nothing_cannot_be_held_back() {
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = Gate::before(&upstream).start();
+    let body = json!({"route": route_of(&gate), "reason": "maintenance"});
+    let refused = gate.admin("POST", "/api/v1/deliveries/pause", Some(&body));
+    assert_eq!(code(&refused), 409, "{}", refused.show());
+    assert!(refused.text().contains("accepts no requests"), "{}", refused.show());
+}
+
+/// Where another attempt would be made, none is any more.
+#[test]
+fn what_was_given_up_is_not_said_to_be_under_way() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::nothing().close());
+    let gate = accepting(&upstream, "recovery = \"retry\"\ndeliver = { attempts = 1 }\n").start();
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    let unknown = wait_for(&gate, &location, "unknown");
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+    assert_eq!(upstream.runs(), 1);
+    let listed = gate.admin("GET", "/api/v1/deliveries", None).json();
+    assert_eq!((&unknown["attempts"], &listed["deliveries"][0]["attempts"]), (&json!(1), &json!(1)), "{listed}");
+}
+
+#[test]
+fn an_operator_holds_a_route_back() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = accepting(&upstream, "").start();
+    let ask = |verb: &str| {
+        let body = json!({"route": route_of(&gate), "reason": "maintenance"});
+        code(&gate.admin("POST", &format!("/api/v1/deliveries/{verb}"), Some(&body)))
+    };
+    assert_eq!(ask("pause"), 204);
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!((upstream.runs(), &status(&gate, &location)["state"]), (0, &json!("queued")));
+    assert_eq!(gate.admin("GET", "/api/v1/deliveries", None).json()["paused"], json!([route_of(&gate)]));
+    // There is no record of it yet, and it is told where it is shown.
+    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let shown = gate.admin("GET", &format!("/api/v1/records/{id}"), None);
+    assert!(code(&shown) == 404 && shown.text().contains("deliveries list"), "{}", shown.show());
+    // It holds after a new start.
+    let gate = gate.stop().start();
+    std::thread::sleep(Duration::from_millis(1200));
+    assert_eq!(upstream.runs(), 0);
+    let body = json!({"route": route_of(&gate), "reason": "done"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&body))), 204);
+    wait_for(&gate, &location, "completed");
+    let wrong = json!({"route": "nowhere", "reason": "x"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&wrong))), 404);
+}
+
+#[test]
+fn what_an_operator_releases_while_its_route_is_held_back_is_delivered_afterwards() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|request| match request.nth {
+        1 => Reply::ok("late").delay(Duration::from_secs(3)),
+        _ => Reply::ok("done"),
+    });
+    let gate = accepting(&upstream, "lease = \"1s\"\n").start();
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    upstream.wait_for_runs(1);
+    let hold = json!({"route": route_of(&gate), "reason": "maintenance"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&hold))), 204);
+    let gate = gate.kill9().start();
+    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let url = format!("http://{}", gate.admin);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let release = ["records", "resolve", &id, "--release", "--reason", "not in the ledger", "--admin", &url];
+        let (status, out, error) = oncegate(&release);
+        if status == 0 {
+            assert_eq!(out, format!("{id} released: its request is queued, and a gate delivers it\n"));
+            break;
+        }
+        // The lease of the gate that was killed goes on for a moment.
+        assert!(Instant::now() < deadline, "{error}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&hold))), 204);
+    wait_for(&gate, &location, "completed");
+    assert_eq!(upstream.runs(), 2);
+}
