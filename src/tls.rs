@@ -27,7 +27,7 @@ pub enum Trust {
     Certificate(Roots),
     /// That one of these vouches for its certificate, which names the host that it was reached by.
     Host(Roots),
-    /// The same, and that nobody has revoked its certificate or one between it and them.
+    /// The same, and that no list revokes its certificate or one between it and them.
     Unrevoked(Unrevoked),
 }
 
@@ -106,7 +106,7 @@ impl Unrevoked {
     }
 }
 
-/// What clients must prove: that one of `roots` vouches for their certificate, and, where there are `lists`, that nobody has
+/// What clients must prove: that one of `roots` vouches for their certificate, and, where there are `lists`, that none has
 /// revoked it or one between it and them.
 ///
 /// # Errors
@@ -195,7 +195,7 @@ impl ServerCertVerifier for Verifier {
             Trust::Anybody => return Ok(ServerCertVerified::assertion()),
             Trust::Certificate(roots) => (roots, false),
             Trust::Host(roots) => (roots, true),
-            // Who vouches for itself is on nobody's list.
+            // A certificate that is signed by itself is on no list.
             Trust::Unrevoked(Unrevoked { roots, .. }) if roots.have(end_entity) && is_self_made(end_entity) => {
                 (roots, true)
             }

@@ -105,7 +105,7 @@ impl AdminArgs {
                 (DEFAULT_ADDRESS.to_owned(), false)
             }
         };
-        // Nothing secret is told to it, and the gate may go on with a certificate that has left its file.
+        // The request has nothing secret, and the gate may go on with a certificate that has left its file.
         let tls = self.tls(&address, is_encrypted.then_some(Believed::Any))?;
         AdminClient::new(&address, None, tls)
     }

@@ -179,7 +179,7 @@ struct ResolveArgs {
     body: Option<String>,
 }
 
-/// Asks a question that is answered by yes or no; `None` where nobody can be asked.
+/// Asks a question that is answered by yes or no; `None` where no person is at a terminal.
 type Ask = dyn Fn(&str) -> Option<bool>;
 
 /// Runs `oncegate records`.

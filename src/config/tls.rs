@@ -78,7 +78,7 @@ pub fn reread(files: &TlsFiles) -> Result<Arc<ServerConfig>, String> {
 /// Which certificate of a listener a command believes.
 #[derive(Debug)]
 pub enum Believed {
-    /// Any: nothing secret is told to it.
+    /// Any: the gate sends it nothing secret.
     Any,
     /// The one in this file, by whatever name the listener is reached.
     Own(PathBuf),

@@ -230,7 +230,7 @@ impl Subscription for Topic {
         let ended = self.group().ended(&message.place);
         if let Some(next) = ended {
             match self.consumer().store_offset(&self.topic, message.place.partition, next - 1) {
-                // The partition went, and this member has not been told yet.
+                // The partition went, and this member does not know yet.
                 Ok(()) | Err(KafkaError::StoreOffset(_)) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -35,7 +35,7 @@ const REQUEST: Duration = Duration::from_secs(30);
 /// How long the last acknowledgements may take to leave.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// So many times within `ack_wait` the server is told that a message is still in work.
+/// How many times within `ack_wait` the consumer reports to the server that a message is still in work.
 const PROGRESS: u32 = 3;
 
 /// The shortest time between two of these.

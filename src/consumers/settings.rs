@@ -1,4 +1,4 @@
-//! What a consumer is told, and where each broker keeps messages.
+//! The settings of a consumer, and where each broker keeps messages.
 
 use std::fmt;
 use std::sync::Arc;

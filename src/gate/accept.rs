@@ -119,7 +119,7 @@ impl ProtectedRequest {
         match accepting.await.map_err(|error| self.not_accepted(&error))? {
             Acceptance::Accepted => {
                 self.state.arrivals.notify_one();
-                // A retry finds out which of the two counts. This one stays: others may have been told that it is accepted.
+                // A retry finds out which of the two counts. This one stays: others may have got a 202 for it.
                 match self.second_look().is_elsewhere(store).await {
                     Ok(false) => Ok(Known::Accepted),
                     Ok(true) => Err(unkept()),

@@ -25,7 +25,7 @@ use crate::route::Route;
 use crate::store::deliveries::{self, Batch, Change, DeliveryState, Held, Take, Taken};
 use crate::store::{Counting, Error};
 
-/// For how long nobody else takes a delivery that was taken. An attempt may last longer: whoever takes it meanwhile finds its
+/// For how long no other gate takes a delivery that was taken. An attempt may last longer: whoever takes it meanwhile finds its
 /// claim.
 const HOLD: Duration = Duration::from_secs(10);
 
@@ -127,7 +127,7 @@ impl Lines {
         let policy = &route.policy.deliver;
         let Permit { count: limit, mut trial } = self.permit(policy, state);
         if limit == 0 {
-            // The end of one that is under way is told.
+            // The end of one that is under way wakes this up sooner.
             let wait = self.next.saturating_duration_since(Instant::now());
             return if wait.is_zero() { POLL } else { wait.min(POLL) };
         }

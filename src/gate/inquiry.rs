@@ -81,7 +81,7 @@ impl<'a> Question<'a> {
         self.headers
     }
 
-    /// With these headers, and on nobody's behalf. Its connection is its own: those of requests belong to their threads.
+    /// With these headers, and counted for no client. Its connection is its own: those of requests belong to their threads.
     pub(super) fn of_gate(gate: &'a Gate, upstream: &'a Upstream, target: Uri, headers: HeaderMap) -> Self {
         Self { gate, upstream, target, headers, sending: SendContext::default(), reuse: Reuse::Never }
     }

@@ -149,7 +149,7 @@ mod tests {
     use crate::http::upstream::{Dial, Io};
     use crate::idempotency::policy::Mode;
 
-    /// Nobody listens.
+    /// Refuses every connection.
     #[derive(Default)]
     struct Nowhere(AtomicU32);
 

@@ -180,7 +180,7 @@ struct RouteState {
     shadow_origin: OriginId,
     metrics: Arc<RouteMetrics>,
     estimator: Arc<Estimator>,
-    /// Told when something may be due for delivery.
+    /// Notified when a delivery may be due.
     arrivals: Arc<Notify>,
     /// Whether its upstream can be reached, for what can wait.
     circuit: Arc<Circuit>,

@@ -74,7 +74,7 @@ impl Quotas {
 }
 
 impl Ticket {
-    /// Asks what all gates have left, for milliseconds at most: where nobody answers, what this gate has left counts.
+    /// Asks what all gates have left, for milliseconds at most: where Redis does not answer, what this gate has left counts.
     pub(super) async fn confirm(mut self) -> Result<Self, Duration> {
         let Some(shared) = self.quotas.shared.clone() else { return Ok(self) };
         match shared.take(self.id, self.rate).await {

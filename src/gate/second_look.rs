@@ -10,7 +10,7 @@ use crate::idempotency::record::{Attempt, RecordId, Timestamp};
 use crate::store::{Error, Store, deliveries};
 use crate::telemetry::outcome::Code;
 
-/// How long a delivery that was taken needs no second look. Nobody else takes it in that time: see
+/// How long a delivery that was taken needs no second look. No other gate takes it in that time: see
 /// [`deliver`](super::deliver).
 const FRESH: Duration = Duration::from_secs(1);
 

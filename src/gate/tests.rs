@@ -52,8 +52,15 @@ fn gate(jwt: Option<jwt::Settings>, routes: Vec<Route>, dial: Option<Arc<dyn Dia
     let router = Router::new(routes).unwrap();
     let metrics = Metrics::new();
     let usage = Usage::new(&Limits::default(), &metrics);
+    let upstreams =
+        dial.map(|dial| Upstream::through(upstream_settings(), Arc::clone(&usage), dial)).into_iter().collect();
+    Gate::new(settings, router, upstreams, Arc::new(Memory::new()), usage, &metrics)
+}
+
+/// An upstream with long times.
+pub(crate) fn upstream_settings() -> upstream::Settings {
     let minute = Duration::from_secs(60);
-    let upstream = upstream::Settings {
+    upstream::Settings {
         name: "app".into(),
         places: vec![upstream::Place::Tcp { host: "app".into(), port: 80 }],
         tls: None,
@@ -63,9 +70,7 @@ fn gate(jwt: Option<jwt::Settings>, routes: Vec<Route>, dial: Option<Arc<dyn Dia
         client_timeout: minute,
         max_connections: 1000,
         reuse: upstream::Sharing::Always,
-    };
-    let upstreams = dial.map(|dial| Upstream::through(upstream, Arc::clone(&usage), dial)).into_iter().collect();
-    Gate::new(settings, router, upstreams, Arc::new(Memory::new()), usage, &metrics)
+    }
 }
 
 fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {

@@ -252,7 +252,7 @@ where
     timeout_at(deadline, TlsAcceptor::from(config).accept(stream)).await.ok()
 }
 
-/// Encrypts a connection that another module accepted. A client that does not encrypt is told to, and closed.
+/// Encrypts a connection that another module accepted. A client that does not encrypt gets an answer that says so, and is closed.
 ///
 /// # Errors
 /// The handshake failed, or took longer than `patience`.

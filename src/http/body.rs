@@ -37,7 +37,7 @@ pub struct Body {
 struct RequestGuard {
     _permit: Option<Arc<Permit>>,
     _timer: Option<RequestTimer>,
-    /// Told when the body is over.
+    /// Notified when the body is over.
     report: Option<Report>,
 }
 

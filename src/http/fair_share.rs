@@ -1,6 +1,6 @@
 //! How much of a limit one client may hold, so that none is left without.
 //!
-//! Half of each limit is for whoever comes first, and nobody is counted. Whoever takes of the other half is counted by its
+//! Half of each limit is for whoever comes first, and counts for no caller. Whoever takes of the other half is counted by its
 //! address and by its caller: an address may hold three times what is left for all, and a caller three times what is left
 //! for its address. So one address alone leaves an eighth of the limit to others, whatever callers it invents, and each
 //! further one a quarter of what it finds. One caller alone leaves more than that, so that callers behind one balancer, which
@@ -79,7 +79,7 @@ struct Holdings {
     callers: HashMap<u64, u64>,
 }
 
-/// The key of callers' digests, so that nobody can choose a caller with the digest of another.
+/// The key of callers' digests, so that no client can choose a caller name with the digest of another.
 static DIGESTS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl Party {

@@ -188,7 +188,7 @@ pub struct Permit {
     amount: u64,
     /// How much of it takes nothing of what is left.
     excess: u64,
-    /// How much of it was of the upper half, and counts for nobody yet.
+    /// How much of it was of the upper half, and counts for no caller yet.
     upper: u64,
     /// For whom how much of it counts.
     held: OnceLock<(Party, u64)>,
@@ -219,7 +219,7 @@ impl Budget {
         self.max.store(max, Ordering::Relaxed);
     }
 
-    /// Acquires a permit that counts for nobody yet: see [`Permit::attribute`]. Where too little is left, returns `None` and counts the refusal.
+    /// Acquires a permit that counts for no caller yet: see [`Permit::attribute`]. Where too little is left, returns `None` and counts the refusal.
     #[must_use]
     pub fn acquire(self: &Arc<Self>, amount: u64) -> Option<Permit> {
         let upper = self.contested(self.used(), amount).map_or(0, |contested| contested.amount);
@@ -348,7 +348,7 @@ impl<'a> Account<'a> {
 }
 
 impl<'a> From<&'a Arc<Budget>> for Account<'a> {
-    /// For nobody.
+    /// For no caller.
     fn from(budget: &'a Arc<Budget>) -> Self {
         Self::new(budget, None)
     }

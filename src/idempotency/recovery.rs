@@ -75,7 +75,7 @@ pub enum Finding {
     Done,
     /// The upstream knows nothing of it: the request may run again.
     Absent,
-    /// Nothing can be told.
+    /// The answer says neither.
     Unclear,
 }
 

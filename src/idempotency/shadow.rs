@@ -59,7 +59,7 @@ pub enum Course {
     Kept,
     /// That there was an answer.
     Tombstone,
-    /// That nobody knows.
+    /// That the outcome is unknown.
     Unknown,
 }
 

@@ -157,7 +157,7 @@ pub struct Take {
     pub limit: usize,
     /// How many bytes of requests and bodies at most; a single delivery may have more.
     pub max_bytes: usize,
-    /// How long nobody else takes them.
+    /// How long no other gate takes them.
     pub hold: Duration,
     /// Whether a delivery waits until those of its lane that were accepted before it are gone or dead.
     pub is_ordered: bool,

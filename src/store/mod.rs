@@ -109,7 +109,7 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// The store beneath a cache, for records that nobody replays.
+    /// The store beneath a cache, for records that are never replayed.
     fn beneath(&self) -> Option<Arc<dyn Store>> {
         None
     }

@@ -1,4 +1,4 @@
-//! Who may do what, and what browsers are told.
+//! Who may do what, and what the headers for browsers say.
 
 use http::Method;
 

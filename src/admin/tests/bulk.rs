@@ -98,7 +98,7 @@ async fn a_scope_finds_the_records_of_its_caller() {
     let second = admin.get(&format!("/api/v1/records?scope=host=acme.example&limit=1&cursor={next}")).await.json();
     let ids = [first, second].map(|page| page["records"][0]["id"].as_str().unwrap().to_owned());
     assert_eq!(sorted(ids.to_vec()), sorted(vec![one.clone(), two.clone()]));
-    // A part that no route has finds nobody, and says so.
+    // A part that no route has finds no records, and the answer says so.
     for unused in ["cookie:session=a", "X-Api-Key:a"] {
         let nothing = admin.get(&format!("/api/v1/records?scope={unused}")).await;
         nothing.is_problem(404, "not-found").says("credential=NAME: VALUE");

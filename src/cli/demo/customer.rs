@@ -43,7 +43,7 @@ const FATES: usize = 3;
 /// Within this time everybody pays.
 const STORM: Duration = Duration::from_secs(2);
 
-/// The customers whose payments are told one by one: each meets with one failure.
+/// The customers whose payments are shown one by one: each meets with one failure.
 const TOLD: [(&str, Fate); 4] =
     [("Ada", Fate::Slow), ("Ben", Fate::ResetAfter), ("Cleo", Fate::FailedAfter), ("Dev", Fate::ResetBefore)];
 
@@ -87,13 +87,13 @@ impl Fate {
     }
 }
 
-/// As many customers as are asked for, the same ones for the same seed. Those who are told one by one come first.
+/// As many customers as are asked for, the same ones for the same seed. Those who are shown one by one come first.
 pub(super) fn customers(count: usize, seed: u64) -> Vec<Customer> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..count).map(|nth| customer(nth, &mut random)).collect()
 }
 
-/// How many of the first customers are told one by one.
+/// How many of the first customers are shown one by one.
 pub(super) const fn told() -> usize {
     TOLD.len()
 }

@@ -1,4 +1,4 @@
-//! A day of payments: some told one by one, and then all the others at once.
+//! A day of payments: some shown one by one, and then all the others at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,13 +15,13 @@ use super::screen::{Screen, Tone};
 use super::shop::{Answer, Next, Payment, Seen, Shop, TIMEOUT};
 use super::wire::Server;
 
-/// From this pause on, a shop that waits is left alone, and the next customer's payment is told.
+/// From this pause on, a shop that waits is left alone, and the next customer's payment is shown.
 const LONG: Duration = Duration::from_secs(1);
 
 /// Between two changes of the line that tells how far the storm is.
 const FRAME: Duration = Duration::from_millis(100);
 
-/// An API, a shop that pays there, and how it is told.
+/// An API, a shop that pays there, and how it is shown.
 pub(super) struct Day {
     pub(super) api: Arc<Payments>,
     /// The API as those see it who look into its books.
@@ -37,7 +37,7 @@ pub(super) struct Day {
 pub(super) type Paid = (Arc<Customer>, Payment);
 
 impl Day {
-    /// The payments of these customers, told try by try. One begins when the one before has ended, or waits.
+    /// The payments of these customers, shown try by try. One begins when the one before has ended, or waits.
     pub(super) async fn told(self: &Arc<Self>, customers: &[Arc<Customer>]) -> anyhow::Result<Vec<Paid>> {
         let title =
             format!("{:>8}  {:<4}  {:<26}  {}", "time", "who", "what the API does", "what the shop sees, and does");
@@ -97,7 +97,7 @@ impl Day {
         }
     }
 
-    /// One payment, told try by try. `waits` hears of it when the shop waits for long.
+    /// One payment, shown try by try. `waits` hears of it when the shop waits for long.
     pub(super) async fn tell(&self, customer: &Customer, waits: &Notify) -> anyhow::Result<Payment> {
         let mut known = self.api.done(&customer.order).len();
         let payment = self.shop.pay(customer, |seen, next| {

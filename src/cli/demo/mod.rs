@@ -67,7 +67,7 @@ pub(super) struct DemoArgs {
     fast: bool,
 }
 
-/// Shows it, or ends early when it is interrupted or nobody reads on.
+/// Shows it, or ends early when it is interrupted or its output is closed.
 pub(super) fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     logs::init(&logs::Settings { format: logs::Format::Text, level: "error".to_owned() })?;
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
@@ -123,7 +123,7 @@ async fn show(args: DemoArgs, shards: Arc<Shards>) -> anyhow::Result<ExitCode> {
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// What the gate is told: the least that a gate before this API needs.
+/// The configuration of the gate: the least that a gate before this API needs.
 fn configuration(directory: &TempDir, upstream: SocketAddr) -> anyhow::Result<Resolved> {
     let file = directory.path().join("oncegate.toml");
     let store = toml_edit::Value::from(format!("sqlite:{}", directory.path().join("oncegate.db").display()));

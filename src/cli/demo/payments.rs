@@ -102,7 +102,7 @@ impl Payments {
         self.books().requests.values().map(Vec::len).sum()
     }
 
-    /// Waits until it works on nothing: what it was asked for and nobody waits for any more counts too.
+    /// Waits until it works on nothing: a request whose client has left counts too.
     pub(super) async fn idle(&self) {
         self.working.closed().await;
     }

@@ -1,4 +1,4 @@
-//! The person who settles what nobody could know: by the books of the API, through the records API.
+//! The person who settles the records whose outcome is unknown: by the books of the API, through the records API.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(super) async fn unknown(admin: &AdminClient) -> anyhow::Result<usize> {
     Ok(list(&found)?.len())
 }
 
-/// Settles the records of these customers' payments. Those of the first `told` customers are told one by one.
+/// Settles the records of these customers' payments. Those of the first `told` customers are shown one by one.
 pub(super) async fn settle(
     day: &Day,
     admin: &AdminClient,

@@ -32,7 +32,7 @@ pub(super) struct Story {
     /// Where its admin listener is.
     pub(super) admin: SocketAddr,
     pub(super) seed: u64,
-    /// Those who are told one by one come first.
+    /// Those who are shown one by one come first.
     pub(super) customers: Vec<Arc<Customer>>,
 }
 
@@ -205,7 +205,7 @@ impl Story {
         sleep(self.with.pause * pauses).await;
     }
 
-    /// Those who are told one by one, and the others.
+    /// Those who are shown one by one, and the others.
     fn told(&self) -> (&[Arc<Customer>], &[Arc<Customer>]) {
         self.customers.split_at(told().min(self.customers.len()))
     }

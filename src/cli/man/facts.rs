@@ -266,7 +266,7 @@ impl Facts {
             ends: &[(0, "The key is printed or written."), (1, "The file exists, or cannot be written.")],
             files: &[],
             environment: &[],
-            examples: &[("A new key that nobody else can read:", "oncegate keys generate --out oncegate-key-1")],
+            examples: &[("A new key, in a file that only its owner can read:", "oncegate keys generate --out oncegate-key-1")],
         },
         printing("completions", &[("For bash:", "oncegate completions bash > oncegate.bash")]),
         Self {
@@ -274,7 +274,7 @@ impl Facts {
             ends: &[(0, "The text is printed."), (1, "There is no such code, or the output cannot be written.")],
             files: &[],
             environment: &[],
-            examples: &[("What a client is told by a 409, and what to do:", "oncegate docs outcome-unknown")],
+            examples: &[("What a 409 means, and what to do:", "oncegate docs outcome-unknown")],
         },
         Self {
             command: "man",

@@ -10,13 +10,14 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::gate::tests::upstream_settings;
 use crate::gate::{Gate, HeaderNames, Settings, Tokens};
 use crate::http::accept::AcceptSettings;
 use crate::http::forwarding::Forwarding;
 use crate::http::headers::OwnHeaders;
 use crate::http::limits::Limits;
 use crate::http::server;
-use crate::http::upstream::{self, Dial, Io, Upstream};
+use crate::http::upstream::{Dial, Io, Upstream};
 use crate::http::usage::Usage;
 use crate::idempotency::policy::{InFlight, Policy};
 use crate::idempotency::record::Timestamp;
@@ -84,18 +85,6 @@ fn pair(policy: Policy) -> Pair {
 }
 
 fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc<Gate> {
-    let minute = Duration::from_secs(60);
-    let upstream = upstream::Settings {
-        name: "app".into(),
-        places: vec![upstream::Place::Tcp { host: "app".into(), port: 80 }],
-        tls: None,
-        protocol: upstream::Protocol::Http1,
-        timeout: minute,
-        connect_timeout: minute,
-        client_timeout: minute,
-        max_connections: 1000,
-        reuse: upstream::Sharing::Always,
-    };
     let route = Route {
         name: "all".into(),
         namespace: "all".into(),
@@ -127,7 +116,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
     let metrics = Metrics::new();
     let usage = Usage::new(&Limits::default(), &metrics);
     let dialler = Arc::new(Dialler(Arc::clone(backend)));
-    let upstreams = vec![Upstream::through(upstream, Arc::clone(&usage), dialler)];
+    let upstreams = vec![Upstream::through(upstream_settings(), Arc::clone(&usage), dialler)];
     Gate::new(settings, Router::new(vec![route]).unwrap(), upstreams, store, usage, &metrics)
 }
 

@@ -220,7 +220,7 @@ mod tests {
     use crate::idempotency::policy::Mode;
     use crate::telemetry::metrics::Metrics;
 
-    /// A URL where nobody answers.
+    /// A URL where no server answers.
     fn url(target: &'static str, algorithms: &[Algorithm]) -> Arc<JwksUrl> {
         let host = upstream::Settings {
             name: "auth.jwt".into(),

@@ -90,7 +90,7 @@ impl Notes {
                 (Collected::Whole(_) | Collected::Digest(_), _) => {}
                 (Collected::TooLarge, _) => return Ok(Err(Outcome::Problem(Code::RequestTooLarge))),
                 (Collected::Nothing, End::Problem(code)) => return Ok(Err(Outcome::Problem(*code))),
-                // Its client left, or its upstream answered early: nobody knows what would have come of the rest.
+                // Its client left, or its upstream answered early: what would have come of the rest is unknown.
                 (Collected::Nothing, _) => return Err(Dropped::Body),
             }
         }

@@ -122,7 +122,7 @@ impl RoutePolicy {
             InFlight::Reject => Duration::ZERO,
             InFlight::Wait(wait) => wait,
         };
-        // The client of an attempt that outlasts this is told to come back.
+        // The client of an attempt that outlasts this gets 504, and comes back.
         let may_outlast =
             upstream.map(Upstream::settings).is_none_or(|settings| settings.client_timeout < settings.timeout)
                 || matches!(policy.recovery, Recovery::Resend(_));

@@ -26,7 +26,7 @@ const LONGEST_AGE: Duration = Duration::from_secs(3600);
 /// How long the answer to a check stands.
 const STANDS: Duration = Duration::from_secs(3600);
 
-/// How long to wait after a check that told nothing.
+/// How long to wait after a check without a finding.
 const PAUSE: Duration = Duration::from_secs(600);
 
 /// A check is under way.

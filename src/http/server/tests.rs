@@ -191,7 +191,7 @@ async fn only_between_two_requests_is_a_connection_idle() {
     let began = Instant::now();
     let secs = || began.elapsed().as_secs();
     let (mut client, _stop) = connect();
-    // While its request is under way, nobody waits for the client.
+    // While its request is under way, the server does not wait for the client.
     client.write_all(b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     until(&mut client, "/late ").await;
     assert_eq!(secs(), 60);
@@ -308,7 +308,7 @@ async fn continue_is_sent_when_the_body_is_read() {
     assert!(came.starts_with("HTTP/1.1 200") && came.contains("connection: close"), "{came}");
 }
 
-/// hyper closes a connection of which it has read nothing when it is told to end; and a client that has just connected has
+/// hyper closes a connection of which it has read nothing when a shutdown begins; and a client that has just connected has
 /// no reason to expect that.
 #[tokio::test]
 async fn a_request_that_is_on_its_way_when_all_ends_is_answered() {

@@ -22,7 +22,7 @@ impl<'a> SendContext<'a> {
         Self { interim, ..Self::default() }
     }
 
-    /// Adds who the request counts for. Without a party, it counts for nobody.
+    /// Adds who the request counts for. Without a party, it counts for no client.
     #[must_use]
     pub fn for_party(self, party: PartyOf<'a>) -> Self {
         Self { party: Some(party), ..self }

@@ -23,7 +23,7 @@ impl Permit {
         self.charge(amount, party).is_ok()
     }
 
-    /// Acquires more for nobody, while the budget is not scarce: for what the process can do without.
+    /// Acquires more that counts for no caller, while the budget is not scarce: for what the process can do without.
     #[must_use]
     pub fn grow_if_plenty(&mut self, amount: u64) -> bool {
         let budget = Arc::clone(&self.budget);

@@ -209,7 +209,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the upstream knows nothing of it", Event::Probed(Finding::Absent)),
         ("the upstream does not say", Event::Probed(Finding::Unclear)),
         ("the attempt ends", Event::AttemptEnded),
-        ("the attempt ends, and nobody knows how", Event::AttemptLost),
+        ("the attempt ends, and its outcome is unknown", Event::AttemptLost),
         ("the pause is over", Event::Resumed),
         ("the settlement is durable", Event::Settled(Settlement::Done)),
         ("the upstream completed the record itself", Event::Settled(Settlement::CompletedOtherwise)),

@@ -323,7 +323,7 @@ impl Moving {
         Ok(rest)
     }
 
-    /// The same in parts: those first that nobody owns.
+    /// The same in parts: those first that no database owns.
     async fn pending(&self) -> Result<Vec<(usize, usize, Range)>, OpenError> {
         let mut count = 0_i64;
         for member in &self.members {

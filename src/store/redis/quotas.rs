@@ -34,7 +34,7 @@ pub(super) struct RedisQuotas {
 struct Change {
     id: QuotaId,
     rate: Rate,
-    /// Whom to tell; nobody where a key is given back.
+    /// Who waits for the answer; `None` where a key is given back.
     taker: Option<oneshot::Sender<Result<(), Duration>>>,
 }
 

@@ -64,7 +64,7 @@ pub const KEY_LENGTH: usize = 32;
 pub enum Part {
     /// The head of a record.
     Head,
-    /// How an attempt ended: the answer, or why nobody knows.
+    /// How an attempt ended: the answer, or why it is unknown.
     Ending,
     /// A record in a cache.
     Cached,
@@ -336,7 +336,7 @@ impl Keyring {
 }
 
 impl Keyring {
-    /// A record in plain form. What does not open stays as it is, and `report` is told why. What must be sealed and is not
+    /// A record in plain form. What does not open stays as it is, and `report` gets the reason. What must be sealed and is not
     /// becomes what nothing decodes.
     #[must_use]
     pub fn open_record(&self, id: RecordId, record: Record, report: impl Fn(Closed)) -> Record {

@@ -30,7 +30,7 @@ pub struct Sealed {
     store: Arc<dyn Store>,
     keys: Arc<Keyring>,
     keeper: Arc<Keeper>,
-    /// Told of records that do not open.
+    /// Called for records that do not open.
     report: Box<dyn Fn(RecordId, Closed) + Send + Sync>,
 }
 

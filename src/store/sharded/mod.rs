@@ -72,7 +72,7 @@ pub struct Sharded {
     /// Records may be elsewhere than `routes` says.
     is_moved: Arc<Notify>,
     removals: Arc<Removals>,
-    /// Leases that turned out to be past after nobody waited for it any more.
+    /// Leases that turned out to be past after the caller had left.
     expired_late: Arc<Mutex<Vec<RecordId>>>,
     swept_before: AtomicUsize,
     /// Which database is the first to be asked for deliveries.

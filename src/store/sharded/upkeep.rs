@@ -19,7 +19,7 @@ use crate::store::{Error, ErrorKind, IdentityChange, LeaseRenewal, Store};
 /// do, they finish; until then they are left out.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// The same of a sweep, for which nobody waits.
+/// The same of a sweep, for which no caller waits.
 const SWEEP_GRACE: Duration = Duration::from_secs(2);
 
 /// What is done in a database.
@@ -60,7 +60,7 @@ impl Sharded {
             tokio::spawn(async move {
                 let answer = call.await;
                 drop(occupied);
-                // Nobody may wait for it any more.
+                // Its caller may have left.
                 let _ = sender.send(answer);
             });
         }
@@ -172,7 +172,7 @@ impl Sharded {
                     store?.adopt(origins.clone(), rules.clone(), *accept_change).await
                 };
                 tokio::select! {
-                    // Nobody waits for it any more: it is done again then.
+                    // Its caller has left: it is done again then.
                     () = sender.closed() => {}
                     adopted = adopt => drop(sender.send((index, adopted))),
                 }

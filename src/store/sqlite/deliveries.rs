@@ -73,7 +73,7 @@ impl Deliveries for Sqlite {
     }
 
     async fn take_due(&self, take: Take) -> Result<Batch, Error> {
-        // Nothing is written where nothing is due, and nobody waits for a sync.
+        // Nothing is written where nothing is due, and no caller waits for a sync.
         let Some(next) = self.look(move |reader| reader.next_due(take.origin)).await? else {
             return Ok(Batch::default());
         };

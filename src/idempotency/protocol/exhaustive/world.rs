@@ -469,7 +469,7 @@ impl World {
                         | Operation::Follow { .. }
                 ),
             };
-            // Nobody renews it.
+            // No gate renews it.
             self.lock.take_if(|holder| *holder == index);
             self.late.extend(request.operation.filter(|_| is_call).map(|call| (request.token, call, request.ended)));
         }

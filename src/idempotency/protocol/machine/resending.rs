@@ -93,7 +93,7 @@ impl Protocol {
             }
             // It stands and may not run any more, or may stand: then it ends as its predecessor did.
             (Stage::Reclaiming { .. }, Event::Barred | Event::StoreFailed { in_doubt: true }) => self.settle(now),
-            // The record says by now what became of the last attempt, or still that nobody knows.
+            // The record says by now what became of the last attempt, or still that it is unknown.
             (Stage::Reclaiming { .. }, Event::NotSuperseded | Event::Failed | Event::StoreFailed { .. }) => {
                 self.conclude(Settlement::Done)
             }
