@@ -1,11 +1,12 @@
 //! Whether an upstream can be reached, as those see it who can wait for it: deliveries and messages. What could not reach it
 //! says so for all routes and consumers that have it.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::http::upstream::Settings;
 
 /// The circuit opens when this many attempts in a row have not reached the upstream.
 const OPENS_AFTER: u32 = 5;
@@ -13,7 +14,7 @@ const OPENS_AFTER: u32 = 5;
 /// How long the circuit stays open the first time. Then one attempt tries the upstream; each failure doubles the time.
 const OPEN: Duration = Duration::from_secs(1);
 
-/// The longest time that the circuit stays open.
+/// The longest time that the circuit stays open, and for which one attempt alone tries the upstream.
 const LONGEST_OPEN: Duration = Duration::from_secs(5);
 
 /// Whether one upstream can be reached.
@@ -24,8 +25,10 @@ pub(super) struct Circuit(Mutex<State>);
 struct State {
     failures: u32,
     open_until: Option<Instant>,
-    /// One attempt tries whether the upstream can be reached again.
-    is_tried: bool,
+    /// The attempt that tries whether the upstream can be reached again, and since when.
+    trial: Option<(u64, Instant)>,
+    /// How many trials there were.
+    trials: u64,
 }
 
 /// How many attempts may begin.
@@ -35,19 +38,25 @@ pub(super) struct Permit {
     pub(super) trial: Option<Trial>,
 }
 
-/// While this is held, no other attempt tries whether the upstream can be reached again.
-pub(super) struct Trial(Arc<Circuit>);
+/// While this is held, and for [`LONGEST_OPEN`] at most, no other attempt tries whether the upstream can be reached again.
+pub(super) struct Trial {
+    circuit: Arc<Circuit>,
+    number: u64,
+}
 
 impl Circuit {
     /// How many may begin, of so many.
     pub(super) fn permit(self: &Arc<Self>, wanted: u32) -> Permit {
-        let mut state = self.state();
+        let (mut state, now) = (self.state(), Instant::now());
+        let is_tried = state.trial.is_some_and(|(_, since)| now < since + LONGEST_OPEN);
         match state.open_until {
             None => Permit { count: wanted, trial: None },
-            Some(until) if Instant::now() < until || state.is_tried || wanted == 0 => Permit { count: 0, trial: None },
+            Some(until) if now < until || is_tried || wanted == 0 => Permit { count: 0, trial: None },
             Some(_) => {
-                state.is_tried = true;
-                Permit { count: 1, trial: Some(Trial(Arc::clone(self))) }
+                state.trials += 1;
+                let number = state.trials;
+                state.trial = Some((number, now));
+                Permit { count: 1, trial: Some(Trial { circuit: Arc::clone(self), number }) }
             }
         }
     }
@@ -56,7 +65,7 @@ impl Circuit {
     pub(super) fn ended(&self, is_reached: bool) {
         let mut state = self.state();
         if is_reached {
-            (state.failures, state.open_until) = (0, None);
+            (state.failures, state.open_until, state.trial) = (0, None, None);
             return;
         }
         state.failures = state.failures.saturating_add(1);
@@ -73,26 +82,34 @@ impl Circuit {
 
 impl Drop for Trial {
     fn drop(&mut self) {
-        self.0.state().is_tried = false;
+        let mut state = self.circuit.state();
+        if state.trial.is_some_and(|(number, _)| number == self.number) {
+            state.trial = None;
+        }
     }
 }
 
-/// The circuits, by the addresses of their upstreams.
+/// The circuits, with how their upstreams are reached.
 #[derive(Default)]
-pub(super) struct Circuits(Mutex<HashMap<String, Weak<Circuit>>>);
+pub(super) struct Circuits(Mutex<Vec<(Settings, Weak<Circuit>)>>);
 
 impl Circuits {
-    /// The circuit of the upstream with these addresses.
-    pub(super) fn of(&self, addresses: String) -> Arc<Circuit> {
+    /// The circuit of an upstream. Those that are reached in the same way have one.
+    pub(super) fn of(&self, upstream: &Settings) -> Arc<Circuit> {
         let mut circuits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        circuits.retain(|_, circuit| circuit.strong_count() > 0);
-        let known = circuits.entry(addresses).or_default();
-        known.upgrade().unwrap_or_else(|| {
+        circuits.retain(|(_, circuit)| circuit.strong_count() > 0);
+        let known = circuits.iter().find(|(known, _)| is_reached_as(known, upstream));
+        known.and_then(|(_, circuit)| circuit.upgrade()).unwrap_or_else(|| {
             let circuit = Arc::default();
-            *known = Arc::downgrade(&circuit);
+            circuits.push((upstream.clone(), Arc::downgrade(&circuit)));
             circuit
         })
     }
+}
+
+fn is_reached_as(one: &Settings, other: &Settings) -> bool {
+    let way = |of: &Settings| (of.places.clone(), of.tls.clone(), of.protocol, of.connect_timeout);
+    way(one) == way(other)
 }
 
 #[cfg(test)]
@@ -100,6 +117,8 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
+    use crate::gate::tests::upstream_settings;
+    use crate::http::upstream::Protocol;
 
     #[tokio::test(start_paused = true)]
     async fn a_circuit_opens_and_one_at_a_time_tries_it() {
@@ -125,13 +144,36 @@ mod tests {
         assert_eq!(allowed(8), 8);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_trial_that_takes_long_keeps_others_waiting_for_a_while_only() {
+        let circuit = Arc::<Circuit>::default();
+        let fail = || (0..OPENS_AFTER).for_each(|_| circuit.ended(false));
+        fail();
+        advance(OPEN).await;
+        let long = circuit.permit(1);
+        assert_eq!((long.count, circuit.permit(1).count), (1, 0));
+        // An attempt that began before the circuit opened has its answer, and then the upstream goes again.
+        circuit.ended(true);
+        fail();
+        advance(OPEN).await;
+        let next = circuit.permit(1);
+        assert_eq!(next.count, 1);
+        drop(long);
+        assert_eq!(circuit.permit(1).count, 0, "the other one ends no trial but its own");
+        advance(LONGEST_OPEN).await;
+        assert_eq!(circuit.permit(1).count, 1);
+    }
+
     #[test]
-    fn upstreams_with_the_same_addresses_have_one_circuit() {
+    fn upstreams_that_are_reached_in_the_same_way_have_one_circuit() {
         let circuits = Circuits::default();
-        let [first, same, other] = ["a:80", "a:80", "b:80"].map(|address| circuits.of(address.to_owned()));
+        let settings = upstream_settings();
+        let slower = Settings { timeout: Duration::from_secs(1), name: "slower".into(), ..settings.clone() };
+        let elsewhere = Settings { protocol: Protocol::H2, ..settings.clone() };
+        let [first, same, other] = [&settings, &slower, &elsewhere].map(|settings| circuits.of(settings));
         assert!(Arc::ptr_eq(&first, &same) && !Arc::ptr_eq(&first, &other));
         drop((first, same));
-        drop(circuits.of("b:80".to_owned()));
+        drop(circuits.of(&elsewhere));
         assert_eq!(circuits.0.lock().unwrap().len(), 1, "what no upstream has any more is forgotten");
     }
 }

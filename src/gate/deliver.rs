@@ -25,7 +25,7 @@ use crate::route::Route;
 use crate::store::deliveries::{self, Batch, Change, DeliveryState, Held, Take, Taken};
 use crate::store::{Counting, Error};
 
-/// For how long no other gate takes a delivery that was taken. An attempt may last longer: whoever takes it meanwhile finds its
+/// For how long a delivery that was taken is not taken again. An attempt may last longer: whoever takes it meanwhile finds its
 /// claim.
 const HOLD: Duration = Duration::from_secs(10);
 
@@ -125,9 +125,12 @@ impl Lines {
     /// Begins what is due and may begin; returns how long to wait, unless something happens.
     async fn deliver(&mut self, gate: &Arc<Gate>, route: &Arc<Route>, state: &Arc<RouteState>) -> Duration {
         let policy = &route.policy.deliver;
-        let Permit { count: limit, mut trial } = self.permit(policy, state);
+        // A trial is for a delivery that is there: it is taken again below.
+        let Permit { count: limit, trial } = self.permit(policy, state);
+        let is_trial = trial.is_some();
+        drop(trial);
         if limit == 0 {
-            // The end of one that is under way wakes this up sooner.
+            // The end of one that is under way on this route wakes this up sooner.
             let wait = self.next.saturating_duration_since(Instant::now());
             return if wait.is_zero() { POLL } else { wait.min(POLL) };
         }
@@ -158,8 +161,7 @@ impl Lines {
             self.next = self.next.max(Instant::now()) + rate.gap().saturating_mul(count);
         }
         for taken in taken {
-            // Where there is a trial, one is taken at most.
-            let trial = trial.take();
+            let trial = is_trial.then(|| state.circuit.permit(1).trial).flatten();
             self.running.fetch_add(1, Ordering::AcqRel);
             let running = Running(Arc::clone(&self.running), Arc::clone(&state.arrivals));
             let delivering = Arc::clone(gate).deliver(Arc::clone(route), Arc::clone(state), taken, running, trial);

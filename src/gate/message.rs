@@ -187,5 +187,9 @@ mod tests {
         assert!(gate.permit(&orders).is_none());
         drop(trial);
         assert!(gate.permit(&orders).is_some());
+        // The upstream is back.
+        gate.states["refunds"].circuit.ended(true);
+        let both = [gate.permit(&orders), gate.permit(&refunds), gate.permit(&orders)];
+        assert!(both.iter().all(Option::is_some));
     }
 }

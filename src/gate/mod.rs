@@ -255,7 +255,7 @@ impl Gate {
                 arrivals: known.map(|known| Arc::clone(&known.arrivals)).unwrap_or_default(),
                 circuit: route
                     .and_then(|route| upstreams.get(route.upstream))
-                    .map_or_else(Arc::default, |upstream| shared.circuits.of(upstream.places())),
+                    .map_or_else(Arc::default, |upstream| shared.circuits.of(upstream.settings())),
             })
         };
         let states = router.routes().iter().map(|route| {

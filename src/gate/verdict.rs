@@ -74,7 +74,10 @@ impl Gate {
         tokio::spawn(Box::pin(drive(request, Client(client))));
         match reply.await {
             Ok(reply) => {
-                state.circuit.ended(reply.outcome != Outcome::Problem(Code::UpstreamUnreachable));
+                // A question of `reauthorize` has the same problem where the upstream answers it and does not say yes or no.
+                if let Some(is_reached) = is_reached(reply.outcome).filter(|_| route.policy.reauthorize.is_none()) {
+                    state.circuit.ended(is_reached);
+                }
                 let tries = Tries { age: tries.age.saturating_add(began.elapsed()), ..tries };
                 self.verdict((id, is_accepted), reply, tries, &route.policy).await
             }
@@ -135,6 +138,16 @@ fn is_of_a_record(outcome: Outcome) -> bool {
         Outcome::Replayed => true,
         Outcome::Problem(code) => problem(code),
         _ => false,
+    }
+}
+
+/// Whether the upstream was reached; nothing where it was not asked, or may not have been.
+fn is_reached(outcome: Outcome) -> Option<bool> {
+    match outcome {
+        Outcome::Executed | Outcome::Released | Outcome::Unrecorded => Some(true),
+        Outcome::Problem(Code::UpstreamBroken | Code::UpstreamTimeout) => Some(true),
+        Outcome::Problem(Code::UpstreamUnreachable) => Some(false),
+        _ => None,
     }
 }
 

@@ -34,7 +34,7 @@ pub struct Settings {
     pub reap_every: Duration,
     /// Between two looks for expired records. Frequent looks spread the work: what is removed at once takes from callers.
     pub sweep_every: Duration,
-    /// Between two counts of the records.
+    /// The shortest pause between two counts of the records.
     pub count_every: Duration,
     /// Most records in one store operation, and in the first of a sweep.
     pub batch: usize,
@@ -52,7 +52,8 @@ impl Default for Settings {
         Self {
             reap_every: Duration::from_secs(1),
             sweep_every: Duration::from_secs(1),
-            count_every: Duration::from_secs(10),
+            // Each tenth look counts.
+            count_every: Duration::from_secs(9),
             batch: 256,
             large_batch: 512,
             largest_batch: 4096,
@@ -63,10 +64,10 @@ impl Default for Settings {
 
 impl Settings {
     /// For a store where an operation of a sweep does not wait for its turn behind callers: they run beside it, and
-    /// smaller ones leave more to them.
+    /// smaller ones leave more to them. Other processes look as well.
     #[must_use]
     pub fn beside_callers() -> Self {
-        Self { largest_batch: 512, ..Self::default() }
+        Self { largest_batch: 512, sweep_every: Duration::from_secs(10), ..Self::default() }
     }
 }
 

@@ -266,7 +266,10 @@ impl Facts {
             ends: &[(0, "The key is printed or written."), (1, "The file exists, or cannot be written.")],
             files: &[],
             environment: &[],
-            examples: &[("A new key, in a file that only its owner can read:", "oncegate keys generate --out oncegate-key-1")],
+            examples: &[(
+                "A new key, in a file that only its owner can read:",
+                "oncegate keys generate --out oncegate-key-1",
+            )],
         },
         printing("completions", &[("For bash:", "oncegate completions bash > oncegate.bash")]),
         Self {

@@ -9,7 +9,9 @@ use http::Method;
 use serde_json::{Map, Value, json};
 
 use super::table;
-use super::{Ask, ChangeArgs, ResolveArgs, SHOWN, ids_of, percent_encode, record_path, records_of, whole_id};
+use super::{
+    Ask, ChangeArgs, ResolveArgs, SHOWN, ids_of, members_of, percent_encode, record_path, records_of, whole_id,
+};
 use crate::cli::http_client::AdminClient;
 use crate::cli::table::text;
 
@@ -80,37 +82,34 @@ pub(super) async fn resolve(
         return change.many(client, &selected, out, ask).await;
     };
     if !selected.dry_run {
-        let [is_dead, is_queued] = match release {
-            true => [is_accepted(client, &id, Some("dead")).await?, is_accepted(client, &id, Some("queued")).await?],
-            false => [false; 2],
-        };
         let mut body = change.members;
         body.insert("reason".to_owned(), selected.reason.into());
         client.send(Method::POST, &format!("{}/resolve", record_path(&id)), Some(&Value::Object(body))).await?;
-        let done = if !release {
-            "completed: retries get this answer".to_owned()
-        } else if is_dead {
-            format!("released: `oncegate records retry {id}` delivers its request again; until then it is dead")
-        } else if is_queued {
-            "released: its request is queued, and a gate delivers it".to_owned()
-        } else {
-            "released: its key is free".to_owned()
+        let accepted = if release { accepted_state(client, &id).await? } else { None };
+        let done = match accepted.as_deref() {
+            _ if !release => "completed: retries get this answer".to_owned(),
+            None => "released: its key is free".to_owned(),
+            Some("dead") => {
+                format!("released: `oncegate records retry {id}` delivers its request again; until then it is dead")
+            }
+            Some(_) => "released: its request is queued, and a gate delivers it".to_owned(),
         };
         writeln!(out, "{id} {done}")?;
     }
     Ok(())
 }
 
-/// Whether this is the id of an accepted request, in this state if one is named.
-async fn is_accepted(client: &AdminClient, id: &str, state: Option<&str>) -> anyhow::Result<bool> {
-    let state = state.map(|state| format!("&state={state}")).unwrap_or_default();
-    Ok(!ids_of(client, &format!("/api/v1/deliveries?id={id}{state}"), "deliveries").await?.is_empty())
+/// The state of the accepted request with this id, if there is one.
+async fn accepted_state(client: &AdminClient, id: &str) -> anyhow::Result<Option<String>> {
+    let page = client.send(Method::GET, &format!("/api/v1/deliveries?id={id}"), None).await?;
+    let first = members_of(&page, "deliveries")?.first();
+    Ok(first.and_then(|listed| listed["state"].as_str()).map(str::to_owned))
 }
 
 /// Whether this is the id of an accepted request of which no attempt has made a record.
 async fn is_without_record(client: &AdminClient, id: &str) -> anyhow::Result<bool> {
     let recorded = ids_of(client, &format!("/api/v1/records?id={id}"), "records").await?;
-    Ok(recorded.is_empty() && is_accepted(client, id, None).await?)
+    Ok(recorded.is_empty() && accepted_state(client, id).await?.is_some())
 }
 
 impl Change {

@@ -195,16 +195,11 @@ impl Set {
     }
 }
 
-/// Whether a record of `r` passes, but for its state and id. The origins and the time are found once. Where there is no origin
-/// that passes, no record is looked at.
+/// Whether a record of `r` passes, but for its state and id. The origins and the time are found once.
 const PASSES: &str = "($4::text IS NULL AND $5::text IS NULL OR r.origin = ANY (ARRAY(
         SELECT o.id FROM oncegate.origin o
         WHERE ($4::text IS NULL OR o.service = $4) AND ($5::text IS NULL OR o.route = $5)
     )))
-    AND ($4::text IS NULL AND $5::text IS NULL OR EXISTS (
-        SELECT FROM oncegate.origin o
-        WHERE ($4::text IS NULL OR o.service = $4) AND ($5::text IS NULL OR o.route = $5)
-    ))
     AND ($6::bigint IS NULL OR r.claimed_at <= (SELECT oncegate.now_v1()) - $6)
     AND ($7::bigint IS NULL OR r.claimed_at >= (SELECT oncegate.now_v1()) - $7)
     AND ($8::bigint IS NULL OR r.claimed_at >= $8)";

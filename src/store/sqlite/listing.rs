@@ -23,10 +23,6 @@ pub(super) mod sql {
             SELECT o.id FROM origin o WHERE (?5 IS NULL OR o.service = ?5) AND (?6 IS NULL OR o.route = ?6)
         ))";
 
-    /// Whether a record of service `?1` and route `?2` may be there.
-    pub(in crate::store::sqlite) const HAS_ORIGIN: &str =
-        "SELECT EXISTS (SELECT 1 FROM origin WHERE (?1 IS NULL OR service = ?1) AND (?2 IS NULL OR route = ?2))";
-
     /// Which index a scan walks.
     #[derive(Clone, Copy)]
     pub(in crate::store::sqlite) enum Scan {
@@ -100,9 +96,6 @@ impl Reader {
     /// Rows are in the order of their claims, so that they are walked from the last one back. The few that have an index of
     /// their own or are named by their ids are all looked at.
     pub(super) fn list(&mut self, search: &ListRequest, is_called_off: &dyn Fn() -> bool) -> Result<Page, Failure> {
-        if !self.has_origin(&search.filter)? {
-            return Ok(Page { records: Vec::new(), next: None });
-        }
         let is_small = matches!(search.filter.state, Some(State::Unknown | State::InFlight));
         if !is_small && search.filter.prefix.is_none() {
             return self.list_backwards(search, is_called_off);
@@ -233,15 +226,6 @@ impl Reader {
         }
         self.let_through();
         Ok(())
-    }
-
-    /// Whether records may be there that have the origin of the filter.
-    fn has_origin(&self, filter: &Filter) -> Result<bool, Failure> {
-        if filter.service.is_none() && filter.route.is_none() {
-            return Ok(true);
-        }
-        let mut find = self.conn.prepare_cached(sql::HAS_ORIGIN)?;
-        Ok(find.query_row(params![filter.service.as_deref(), filter.route], |found| found.get(0))?)
     }
 
     fn last_row(&self, upto: i64) -> Result<Option<(i64, Timestamp)>, Failure> {

@@ -355,19 +355,11 @@ fn what_takes_long_goes_on_where_it_came_to() {
     assert_eq!((parts, found.len()), (3, 5_000));
     assert!(found.is_sorted());
     // A filter that none pass as well.
-    let route = "INSERT INTO origin VALUES (9, 'default', 'void', 'void')";
-    Connection::open(&path).unwrap().execute(route, []).unwrap();
-    search.filter.route = Some("void".to_owned());
+    search.filter.route = Some("nowhere".to_owned());
     let chunk = reader.scan(&search, &|| false).unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(chunk.records.is_empty() && chunk.next.is_some());
 
-    // Where no record can pass, none is looked at.
-    let nowhere = Filter { route: Some("nowhere".to_owned()), ..filter.clone() };
-    let search = ListRequest { filter: nowhere, after: None, limit: 20_000 };
-    let page = reader.list(&search, &|| false).unwrap_or_else(|failure| panic!("{failure:?}"));
-    assert!(page.records.is_empty() && page.next.is_none());
-
-    for (route, count) in [(None, 5_000), (Some("void".to_owned()), 0)] {
+    for (route, count) in [(None, 5_000), (Some("nowhere".to_owned()), 0)] {
         let filter = Filter { route, ..filter.clone() };
         let mut search = ListRequest { filter, after: None, limit: 20_000 };
         let (mut found, mut pages) = (Vec::new(), 0);
