@@ -40,7 +40,7 @@ pub struct Settings {
     pub batch: usize,
     /// Most records in one operation of a sweep that has much to do. Callers wait for it, or run beside it.
     pub large_batch: usize,
-    /// Most records in one operation of a sweep that falls behind: it has lasted longer than [`BEHIND`].
+    /// Most records in one operation of a sweep that falls behind: it has lasted longer than ten seconds.
     pub largest_batch: usize,
     /// The shortest time between two batches of a sweep. It is twice what the last batch took, so that requests have most
     /// of the store.
