@@ -37,6 +37,11 @@ fn expect_accepted(answer: &Response) -> String {
     location
 }
 
+/// The id of the request with this status.
+fn id_of(location: &str) -> String {
+    location.rsplit('/').next().expect("a path has a last part").to_owned()
+}
+
 /// The name of its one route.
 fn route_of(gate: &Gate) -> String {
     let routes = gate.admin("GET", "/api/v1/routes", None).json();

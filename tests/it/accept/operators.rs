@@ -16,7 +16,7 @@ fn an_unknown_outcome_is_not_delivered_again() {
     let unknown = wait_for(&gate, &location, "unknown");
     assert_eq!(unknown["attempts"], 1, "{unknown}");
     gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
-    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let id = id_of(&location);
     // It cannot be delivered again before somebody has found out what became of it.
     let retry = json!({"reason": "run it"});
     let refused = gate.admin("POST", &format!("/api/v1/records/{id}/retry"), Some(&retry));
@@ -42,7 +42,7 @@ fn an_unknown_outcome_that_an_operator_completes_is_over() {
     let gate = accepting(&upstream, "").start();
     let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
     wait_for(&gate, &location, "unknown");
-    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let id = id_of(&location);
     let listed = || gate.admin("GET", "/api/v1/deliveries", None).json()["deliveries"].as_array().map(Vec::len);
     assert_eq!(listed(), Some(1));
     let complete = json!({"action": "complete", "status": 201, "reason": "it is in the ledger"});
@@ -95,7 +95,7 @@ fn an_operator_holds_a_route_back() {
     assert_eq!((upstream.runs(), &status(&gate, &location)["state"]), (0, &json!("queued")));
     assert_eq!(gate.admin("GET", "/api/v1/deliveries", None).json()["paused"], json!([route_of(&gate)]));
     // There is no record of it yet, and it is told where it is shown.
-    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let id = id_of(&location);
     let shown = gate.admin("GET", &format!("/api/v1/records/{id}"), None);
     assert!(code(&shown) == 404 && shown.text().contains("deliveries list"), "{}", shown.show());
     // It holds after a new start.
@@ -124,7 +124,7 @@ fn what_an_operator_releases_while_its_route_is_held_back_is_delivered_afterward
     let hold = json!({"route": route_of(&gate), "reason": "maintenance"});
     assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&hold))), 204);
     let gate = gate.kill9().start();
-    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let id = id_of(&location);
     let url = format!("http://{}", gate.admin);
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
