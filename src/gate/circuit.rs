@@ -139,7 +139,7 @@ mod tests {
         advance(OPEN).await;
         assert_eq!(allowed(8), 0);
         advance(OPEN).await;
-        assert_eq!((allowed(8), allowed(8)), (1, 1), "what is not used is free again");
+        assert_eq!((allowed(8), allowed(8)), (1, 1), "a trial that is dropped lets another begin");
         circuit.ended(true);
         assert_eq!(allowed(8), 8);
     }

@@ -25,8 +25,7 @@ use crate::route::Route;
 use crate::store::deliveries::{self, Batch, Change, DeliveryState, Held, Take, Taken};
 use crate::store::{Counting, Error};
 
-/// For how long a delivery that was taken is not taken again. An attempt may last longer: whoever takes it meanwhile finds its
-/// claim.
+/// For how long no gate takes a delivery again. An attempt may last longer: a gate that takes it meanwhile finds its claim.
 const HOLD: Duration = Duration::from_secs(10);
 
 /// How often to look for what is due, where nothing says that something is.
@@ -125,7 +124,7 @@ impl Lines {
     /// Begins what is due and may begin; returns how long to wait, unless something happens.
     async fn deliver(&mut self, gate: &Arc<Gate>, route: &Arc<Route>, state: &Arc<RouteState>) -> Duration {
         let policy = &route.policy.deliver;
-        // A trial is for a delivery that is there: it is taken again below.
+        // A route without a due delivery must not keep the trial from others: it is given back, and taken again below.
         let Permit { count: limit, trial } = self.permit(policy, state);
         let is_trial = trial.is_some();
         drop(trial);

@@ -213,7 +213,7 @@ pub(super) async fn bind(
 /// Whether an oncegate has this address that drains, and is about to end. One that demands a certificate does not say.
 async fn drains(address: SocketAddr, is_encrypted: bool) -> bool {
     let asking = async {
-        // Whoever answers: the request has nothing secret, and the answer only makes this process wait.
+        // Any certificate will do: the request has nothing secret, and the answer only makes this process wait.
         let anybody = || tls::client(Trust::Anybody, None).ok().map(Arc::new);
         let tls = if is_encrypted { anybody() } else { None };
         let client = AdminClient::new(&address.to_string(), None, tls).ok()?;

@@ -94,7 +94,7 @@ fn an_operator_holds_a_route_back() {
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!((upstream.runs(), &status(&gate, &location)["state"]), (0, &json!("queued")));
     assert_eq!(gate.admin("GET", "/api/v1/deliveries", None).json()["paused"], json!([route_of(&gate)]));
-    // There is no record of it yet, and it is told where it is shown.
+    // There is no record of it yet: the answer names the command that shows the request.
     let id = id_of(&location);
     let shown = gate.admin("GET", &format!("/api/v1/records/{id}"), None);
     assert!(code(&shown) == 404 && shown.text().contains("deliveries list"), "{}", shown.show());
