@@ -39,7 +39,8 @@ pub struct Memory {
 /// The data of the store.
 #[derive(Default)]
 struct Tables {
-    entries: BTreeMap<RecordId, Entry>,
+    /// Boxed: a claim moves its neighbours in the tree.
+    entries: BTreeMap<RecordId, Box<Entry>>,
     schedule: Schedule,
     origins: HashMap<i64, Origin>,
     identities: Vec<Identity>,
@@ -122,7 +123,7 @@ impl Store for Memory {
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         self.with(|tables, now| match tables.entries.entry(id) {
             btree_map::Entry::Vacant(place) => {
-                let Entry { record, .. } = place.insert(fresh.into_entry(now));
+                let Entry { record, .. } = &**place.insert(Box::new(fresh.into_entry(now)));
                 tables.schedule.insert(id, record.state, record.until);
                 Claim::Inserted(now)
             }
@@ -137,7 +138,7 @@ impl Store for Memory {
         self.with(|tables, now| match tables.entries.get(&id) {
             Some(entry) if entry.is_held_by(fresh.attempt) => true,
             Some(entry) if entry.record.version() == seen => {
-                tables.put(id, fresh.into_entry(now));
+                tables.put(id, Box::new(fresh.into_entry(now)));
                 true
             }
             Some(_) | None => false,
@@ -285,7 +286,7 @@ impl Store for Memory {
 
 impl Tables {
     /// Inserts an entry, replacing the current one.
-    fn put(&mut self, id: RecordId, entry: Entry) {
+    fn put(&mut self, id: RecordId, entry: Box<Entry>) {
         let (state, until) = (entry.record.state, entry.record.until);
         if let Some(former) = self.entries.insert(id, entry) {
             self.schedule.remove(id, former.record.state, former.record.until);
@@ -293,7 +294,7 @@ impl Tables {
         self.schedule.insert(id, state, until);
     }
 
-    fn take(&mut self, id: RecordId) -> Option<Entry> {
+    fn take(&mut self, id: RecordId) -> Option<Box<Entry>> {
         let entry = self.entries.remove(&id)?;
         self.schedule.remove(id, entry.record.state, entry.record.until);
         Some(entry)
@@ -310,7 +311,7 @@ impl Tables {
 
     fn settle(&mut self, id: RecordId, attempt: Attempt, end: End, now: Timestamp) -> Settled {
         let entry = self.entries.get(&id);
-        let transition = rules::settle(entry.map(Entry::current), attempt, &end, now);
+        let transition = rules::settle(entry.map(|entry| entry.current()), attempt, &end, now);
         let answer = match end {
             End::Complete { answer, .. } | End::Hold { cause: answer } => Some(answer),
             End::Release => None,
@@ -453,7 +454,7 @@ impl Resealing for Memory {
     async fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
         self.with(|tables, _| {
             let from = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-            let beginning = |(id, entry): (&RecordId, &Entry)| {
+            let beginning = |(id, entry): (&RecordId, &Box<Entry>)| {
                 let Record { state, head, answer, .. } = entry.record.clone();
                 Beginning { id: *id, state, values: Values { head, answer }.beginning() }
             };
@@ -462,7 +463,7 @@ impl Resealing for Memory {
     }
 
     async fn reseal(&self, id: RecordId, seen: Version, values: Values) -> Result<bool, Error> {
-        self.with(|tables, _| match tables.entries.get_mut(&id) {
+        self.with(|tables, _| match tables.entries.get_mut(&id).map(AsMut::as_mut) {
             Some(Entry { record, .. }) if record.state != State::InFlight && record.version() == seen => {
                 Values { head: record.head, answer: record.answer } = values;
                 true
