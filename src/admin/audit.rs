@@ -345,7 +345,7 @@ impl Deed<'_> {
                 target: "oncegate::audit",
                 %client,
                 by,
-                %id,
+                record = %id,
                 key = key(record),
                 action = resolution,
                 // A string, which every format escapes: it must not look like another line.
@@ -356,24 +356,24 @@ impl Deed<'_> {
                 target: "oncegate::audit",
                 %client,
                 by,
-                %id,
+                record = %id,
                 state = record.state.as_str(),
                 key = key(record),
                 reason,
                 "an operator removed a record: its key is free"
             ),
             Self::ReadAnswer { found: Listed { id, .. } } => {
-                tracing::info!(target: "oncegate::audit", %client, by, %id, "an operator read the answer of a record");
+                tracing::info!(target: "oncegate::audit", %client, by, record = %id, "an operator read the answer of a record");
             }
             Self::ReadKey { found: Listed { id, .. } } => {
-                tracing::info!(target: "oncegate::audit", %client, by, %id, "an operator read the key of a record");
+                tracing::info!(target: "oncegate::audit", %client, by, record = %id, "an operator read the key of a record");
             }
             Self::Discard { id, route, reason } => {
-                tracing::info!(target: "oncegate::audit", %client, by, %id, route, reason, "an operator discarded an accepted request");
+                tracing::info!(target: "oncegate::audit", %client, by, record = %id, route, reason, "an operator discarded an accepted request");
             }
             Self::Retry { found, reason } => {
                 let (id, route) = (found.id, route_of(found.origin.as_ref()));
-                tracing::info!(target: "oncegate::audit", %client, by, %id, route, reason, "an operator queued an accepted request again");
+                tracing::info!(target: "oncegate::audit", %client, by, record = %id, route, reason, "an operator queued an accepted request again");
             }
             Self::Pause { route, is_paused: true, reason } => {
                 tracing::info!(target: "oncegate::audit", %client, by, route, reason, "an operator paused the deliveries of a route");

@@ -26,7 +26,7 @@ keys! {
         /// "viewer" may look, but sees neither keys nor answers. "operator" may do everything.
         role: Option<Role> = None
             => words(&[("viewer", Role::Viewer), ("operator", Role::Operator)]).optional(), Required("\"operator\"");
-        /// A file with the token: one word, without white space, of at least 32 characters if it is not to be guessed.
+        /// A file with the token: one word, without white space, of at least 32 characters so that it cannot be guessed.
         file: Option<PathBuf> = None => file().optional(), Required("\"/run/secrets/oncegate-ops-token\"");
     }
 }

@@ -30,8 +30,8 @@ const TAKEN: &str = "connection content-language content-length content-type dat
 keys! {
     /// The headers that oncegate adds to its answers and to what it sends to upstreams; false without quotes leaves one out.
     pub(super) struct Headers "[headers]" {
-        /// What became of the request: executed, replayed, released, refused, unrecorded, unprotected, ignored (it carried a key, and
-        /// no route protects it), or the code of a problem.
+        /// What became of the request: executed, replayed, released, accepted, recovered, refused, unrecorded, unprotected, ignored
+        /// (it carried a key, and no route protects it), or the code of a problem.
         status: Option<HeaderName> = Some(HeaderName::from_static("idempotency-status")) => name_or_false();
         /// "true" on replays, and only there.
         replayed: Option<HeaderName> = Some(HeaderName::from_static("idempotent-replayed")) => name_or_false();

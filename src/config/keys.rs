@@ -29,9 +29,9 @@ pub(super) const ROOT: &Section = &Section {
         " ONCEGATE_SERVER__LISTEN. Flags override the environment, which overrides the file.",
         "",
         " `oncegate check --config FILE` reports every problem of a file, with lines and hints. SIGHUP makes a running gate",
-        " read the file again: a file with any problem changes nothing. `listen`, log.format, [[consumers]] and [store],",
-        " except store.settle_timeout, only change at a restart; if store.url, store.service or the id secret changed, nothing is",
-        " applied.",
+        " read the file again: a file with any problem changes nothing. `listen`, `socket_mode`, log.format, [[consumers]] and",
+        " most of [store] (not settle_timeout, max_ttl and encryption_keys) only change at a restart. If store.url,",
+        " store.service or the id secret changed, nothing is applied. See docs/operate/reload.md.",
     ],
     groups: &[&[
         Key {

@@ -36,10 +36,10 @@ keys! {
         /// How much disk space request bodies may take in temporary files (in TMPDIR, or /tmp). Beyond it, a request gets
         /// 503 `overloaded`: nothing was sent, and its key is not claimed.
         max_buffered_disk => size(0..=1 << 50);
-        /// Whether each client leaves some of the limits above, and of max_connections of an upstream, to others. Of the upper
-        /// half of a limit, one address may hold three times what is left, and one caller (by the scope of its route) three
-        /// times what is left for its address: one address alone leaves an eighth. Beyond its share, a client gets what the
-        /// limit says, also counted as `fair_share`. Limits below 8 can be used up.
+        /// Whether each client leaves some of the limits above, and of max_connections of an upstream, to others. Once half of a
+        /// limit is in use, one address may hold at most three times what is still free, and one caller (by the scope of its
+        /// route) at most three times what is free for its address. So one address always leaves an eighth. Beyond its share, a
+        /// client gets what the limit says, also counted as `fair_share`. One client can use up a limit below 8.
         fair_share => flag();
         /// How long the head of a request may take, from its first byte, and how long a new connection may be silent. Then
         /// the connection is closed; a request that has begun gets 408 first.

@@ -73,8 +73,8 @@ keys! {
         /// One address, or one inherited socket, such as "systemd:admin". Clients must not reach it.
         listen: Listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)).into()
             => text(format!("^({ADDRESS})$"), admin_listen);
-        /// A file with a bearer token of an operator: one word, without white space, of at least 32 characters if it is not to
-        /// be guessed. This or `tokens` is required unless `listen` is a loopback address.
+        /// A file with a bearer token of an operator: one word, without white space. Use at least 32 characters, so that
+        /// it cannot be guessed. This or `tokens` is required unless `listen` is a loopback address.
         token_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-admin-token\"");
         /// Bearer tokens with names, and with roles: what their holders may do. A reload takes other tokens. See
         /// docs/operate/hardening.md.

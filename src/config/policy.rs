@@ -71,7 +71,7 @@ keys! {
         /// or 410 runs the request, and anything else holds. With { resend = { attempts = 5, backoff = "1s" } }, for an upstream
         /// that honours the key itself, oncegate sends the request again while its client waits.
         recovery => recovery::recovery();
-        /// How old a request may be that runs, by a time that it has in a header, as in
+        /// The greatest age at which a request still runs. oncegate reads its time from a header, as in
         /// { from = "header:X-Request-Timestamp", max_age = "1h", skew = "5m" }. One that is older, that is further ahead than
         /// `skew`, or that has no such header gets 400 `request-expired` and does not run. Retries of what ran get their
         /// answers whatever their time. `max_age` and `skew` together must not exceed `ttl`. false: any request may run.
@@ -164,7 +164,7 @@ keys! {
         origins => unique(text(ORIGIN, origin));
         /// Whether those scripts may use the user's cookies; not together with "*".
         credentials => flag();
-        /// Whether oncegate makes an upstream work in browsers that knows nothing of keys, or of other origins. Where the
+        /// Whether oncegate helps an upstream that knows neither keys nor other origins to work in browsers. Where the
         /// upstream allows a preflight, oncegate allows the header of the key too. Where it answers a preflight with 404 or
         /// 405, or with 2xx, 4xx or 501 without Access-Control-Allow-Origin, oncegate allows what was asked for. Answers of
         /// the upstream without Access-Control-Allow-Origin get one from oncegate. All of that is for `origins` only.

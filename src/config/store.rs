@@ -67,7 +67,7 @@ keys! {
         /// A file with a secret of at least 32 bytes. With it, a copy of the store does not help to guess keys, requests or
         /// callers' passwords. A new secret forgets every key, unless the former one moves to `other_id_secret_files`.
         id_secret_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-id-secret\"");
-        /// Files with secrets that count besides, while one secret takes the place of another: a request also finds the
+        /// More secrets that count while you replace one secret by another, each in a file: a request also finds the
         /// records that were made with these, and new records are made with `id_secret_file`. "none" stands for no secret. At
         /// most 3. Each costs requests a read of the store, and new keys two. See docs/operate/id-secret.md.
         other_id_secret_files: Vec<PathBuf> = Vec::new()
@@ -79,8 +79,8 @@ keys! {
         /// store can read answers and the heads of requests. See docs/operate/encryption.md.
         encryption_keys: Vec<KeyFile> = Vec::new()
             => sealing::key_files(), Example("[{ id = \"2026-11\", file = \"/run/secrets/oncegate-key-1\" }]");
-        /// How long records may be kept by your own rules. If a route has a longer `ttl` or `unknown_ttl`, `oncegate check`
-        /// and the start say so; the route keeps what it has. If omitted, any time will do.
+        /// The longest time for which your rules allow records to be kept. If a route has a longer `ttl` or `unknown_ttl`, `oncegate check`
+        /// and the start say so; the route keeps what it has. If omitted, there is no limit.
         max_ttl: Option<Duration> = None => time().optional(), Example("\"7d\"");
         /// A Redis that answers retries before a PostgreSQL store is asked, so that a gate need not have seen the first
         /// answer itself. The URL has the form of a Redis store's. The cache is never believed over the store, and can be

@@ -22,7 +22,7 @@ keys! {
         protocol: Protocol = Protocol::Http => words(&[("http", Protocol::Http), ("grpc", Protocol::Grpc)]);
         /// How the collector is authenticated, as in `tls` of an upstream.
         tls: Tls = Tls::default() => nested(), Example(r#"{ ca = "/etc/oncegate/ca.pem" }"#);
-        /// Which part of the requests without a trace of their own has a span, from 0 to 1. For the others the sampled flag
+        /// What fraction of the requests without a trace of their own has a span, from 0 to 1. For the others the sampled flag
         /// of their `traceparent` decides.
         sample: f64 = 0.1 => ratio();
     }

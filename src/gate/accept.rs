@@ -252,7 +252,7 @@ impl ProtectedRequest {
         let (key, policy) = (stored.key.clone(), &route.policy);
         let mut head = Head::accepted(stored, &gate.context).map_err(|_| unreadable())?;
         if policy.scope.has_claims() {
-            gate.recall_claims(&mut head);
+            gate.read_claims_again(&mut head);
         }
         let body = Buffered::of(taken.body.clone());
         let recipe = record.fingerprint.recipe.clone();

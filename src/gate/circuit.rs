@@ -63,15 +63,19 @@ impl Circuit {
 
     /// An attempt ended, and the upstream was reached or not.
     pub(super) fn ended(&self, is_reached: bool) {
-        let mut state = self.state();
+        let (mut state, now) = (self.state(), Instant::now());
         if is_reached {
             (state.failures, state.open_until, state.trial) = (0, None, None);
+            return;
+        }
+        if state.open_until.is_some_and(|until| now < until) {
+            // One that began before it opened says nothing new.
             return;
         }
         state.failures = state.failures.saturating_add(1);
         if let Some(more) = state.failures.checked_sub(OPENS_AFTER) {
             let open = OPEN.saturating_mul(1_u32.checked_shl(more).unwrap_or(u32::MAX)).min(LONGEST_OPEN);
-            state.open_until = Some(Instant::now() + open);
+            state.open_until = Some(now + open);
         }
     }
 
@@ -142,6 +146,14 @@ mod tests {
         assert_eq!((allowed(8), allowed(8)), (1, 1), "a trial that is dropped lets another begin");
         circuit.ended(true);
         assert_eq!(allowed(8), 8);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn attempts_that_fail_together_open_it_once() {
+        let circuit = Arc::<Circuit>::default();
+        (0..4 * OPENS_AFTER).for_each(|_| circuit.ended(false));
+        advance(OPEN).await;
+        assert_eq!(circuit.permit(8).count, 1);
     }
 
     #[tokio::test(start_paused = true)]

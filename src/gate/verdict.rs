@@ -32,7 +32,7 @@ pub enum Verdict {
     Done,
     /// It did not run now. It is tried again after a time, and no attempt counts.
     Wait(Duration),
-    /// An attempt ended in a release. It is tried again after a time.
+    /// An attempt failed, and another may follow. It is tried again after a time.
     Again {
         /// How long.
         pause: Duration,
@@ -41,7 +41,7 @@ pub enum Verdict {
     },
     /// It is given up.
     GiveUp {
-        /// An attempt ended in a release.
+        /// An attempt failed, and another could have followed.
         is_attempt: bool,
         /// Why.
         note: String,
@@ -58,7 +58,7 @@ impl Verdict {
 /// What was tried before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tries {
-    /// How many attempts ended in a release.
+    /// How many attempts failed, with others to follow.
     pub attempts: u32,
     /// Since when it is tried.
     pub age: Duration,

@@ -9,7 +9,7 @@ use super::record::{Record, State, Timestamp};
 /// How a route delivers what it accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deliver {
-    /// How many attempts may end in a release before the request is given up.
+    /// How many attempts may fail, and be followed by another, before the request is given up.
     pub attempts: u32,
     /// The longest pause after the first of them; each later one may last twice as long.
     pub backoff: Duration,

@@ -207,7 +207,7 @@ pub enum Change {
     Postpone {
         /// How long, from now.
         delay: Duration,
-        /// An attempt ended in a release.
+        /// An attempt failed, and counts.
         is_attempt: bool,
         /// What there is to say of it; `None` leaves what stands.
         note: Option<Bytes>,
@@ -216,7 +216,7 @@ pub enum Change {
     Park {
         /// How long it is kept, from now.
         ttl: Duration,
-        /// An attempt ended in a release.
+        /// An attempt failed, and counts.
         is_attempt: bool,
         /// Why.
         note: Bytes,

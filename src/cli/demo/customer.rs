@@ -67,7 +67,7 @@ impl Fate {
     pub(super) fn in_words(self) -> &'static str {
         match self {
             Self::Prompt => "charges, and answers 201",
-            Self::Slow => "charges, and answers when nobody waits any more",
+            Self::Slow => "charges, and answers when the client has given up",
             Self::ResetAfter => "charges, then resets the connection",
             Self::ResetBefore => "resets the connection before it charges",
             Self::FailedAfter => "charges, then answers 500",

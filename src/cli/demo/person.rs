@@ -1,4 +1,4 @@
-//! The person who settles the records whose outcome is unknown: by the books of the API, through the records API.
+//! The person who resolves the records whose outcome is unknown: by the books of the API, through the records API.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ const SHOWN: usize = 8;
 
 /// What became of records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Settled {
+pub(super) struct Resolved {
     /// The charge stands in the books: retries get it.
     pub(super) completed: usize,
     /// There is no charge: a retry runs.
@@ -33,14 +33,14 @@ pub(super) async fn unknown(admin: &AdminClient) -> anyhow::Result<usize> {
 }
 
 /// Settles the records of these customers' payments. Those of the first `told` customers are shown one by one.
-pub(super) async fn settle(
+pub(super) async fn resolve(
     day: &Day,
     admin: &AdminClient,
     customers: &[Arc<Customer>],
     told: &[Arc<Customer>],
-) -> anyhow::Result<Settled> {
-    let mut settled = Settled::default();
-    let mut others = Settled::default();
+) -> anyhow::Result<Resolved> {
+    let mut resolved = Resolved::default();
+    let mut others = Resolved::default();
     for customer in customers {
         let found =
             admin.send(Method::GET, &format!("/api/v1/records?state=unknown&key={}", customer.key), None).await?;
@@ -49,7 +49,7 @@ pub(super) async fn settle(
             let charges = day.charges_of(&customer.order).await?;
             let charge = charges.first();
             admin.send(Method::POST, &format!("/api/v1/records/{id}/resolve"), Some(&resolution(charge))).await?;
-            settled.count(charge);
+            resolved.count(charge);
             if told.iter().any(|told| told.order == customer.order) {
                 say(day, customer, id, charge);
             } else {
@@ -57,16 +57,16 @@ pub(super) async fn settle(
             }
         }
     }
-    if others != Settled::default() {
+    if others != Resolved::default() {
         day.screen.say(&format!(
             "  and the others in the same way: {} completed, {} released",
             others.completed, others.released
         ));
     }
-    Ok(settled)
+    Ok(resolved)
 }
 
-impl Settled {
+impl Resolved {
     fn count(&mut self, charge: Option<&Charge>) {
         match charge {
             Some(_) => self.completed += 1,

@@ -37,7 +37,7 @@ pub(super) struct Story {
 }
 
 impl Story {
-    /// Tells it. Fails where the gate let anybody be charged twice, or not all could be settled.
+    /// Tells it. Fails where the gate let anybody be charged twice, or not all could be resolved.
     pub(super) async fn tell(&self) -> anyhow::Result<()> {
         self.introduce();
         self.rest(4).await;
@@ -56,13 +56,13 @@ impl Story {
         let with = self.tally(&self.with, &open).await?;
         self.rest(1).await;
 
-        self.title("3. A person settles what nobody could know");
-        let open = self.settle(open).await?;
-        let settled = self.tally(&self.with, &open).await?;
+        self.title("3. A person resolves what remained unknown");
+        let open = self.resolve(open).await?;
+        let resolved = self.tally(&self.with, &open).await?;
         self.rest(1).await;
 
         self.title("The books of the API, counted");
-        self.conclude(&without, &with, &settled)
+        self.conclude(&without, &with, &resolved)
     }
 
     fn introduce(&self) {
@@ -75,7 +75,7 @@ impl Story {
             text.push_str(&format!("  {odds:>6}  {}{late}\n", fate.in_words()));
         }
         text.push_str(&format!(
-            "  It takes no notice of the Idempotency-Key, as most APIs.\n\n  \
+            "  It takes no notice of the Idempotency-Key, like most APIs.\n\n  \
              The shop waits {} ms for an answer. Then it tries again, with the same key,\n  \
              as payment SDKs do: after a timeout, a reset, 429, 500, 502, 503, 504, and\n  \
              after a 409 that has Retry-After.",
@@ -143,7 +143,7 @@ impl Story {
     }
 
     /// A person looks, and the shops pay once more, until nothing is left open. Returns what is.
-    async fn settle(&self, mut open: Vec<Arc<Customer>>) -> anyhow::Result<Vec<Arc<Customer>>> {
+    async fn resolve(&self, mut open: Vec<Arc<Customer>>) -> anyhow::Result<Vec<Arc<Customer>>> {
         let admin = AdminClient::new(&self.admin.to_string(), None, None)?;
         for round in 0..ROUNDS {
             if open.is_empty() {
@@ -158,7 +158,7 @@ impl Story {
                 "  {again}The gate holds {held} unknown. A person looks each of\n  \
                  them up in the books, and says what happened (oncegate records resolve):\n"
             ));
-            person::settle(&self.with, &admin, &open, self.told().0).await?;
+            person::resolve(&self.with, &admin, &open, self.told().0).await?;
             self.rest(2).await;
             self.screen().say("\n  The shop tries once more, with the same keys as ever:\n");
             let (first, others): (Vec<_>, Vec<_>) =
@@ -180,15 +180,15 @@ impl Story {
         Ok(open)
     }
 
-    fn conclude(&self, without: &Tally, with: &Tally, settled: &Tally) -> anyhow::Result<()> {
+    fn conclude(&self, without: &Tally, with: &Tally, resolved: &Tally) -> anyhow::Result<()> {
         let mark = |cell: String, bad| self.screen().paint(if bad { Tone::Bad } else { Tone::Good }, &cell);
-        let columns = [("without oncegate", without), ("with oncegate", with), ("and a person", settled)];
+        let columns = [("without oncegate", without), ("with oncegate", with), ("and a person", resolved)];
         self.screen().say(&table(columns, mark));
         let customers = self.customers.len();
-        verdict(with, settled).with_context(|| format!("--seed {} --customers {customers}", self.seed))?;
+        verdict(with, resolved).with_context(|| format!("--seed {} --customers {customers}", self.seed))?;
         let told = format!(
             "Without oncegate {} of {customers} customers were charged twice or more.\n\
-             With oncegate nobody was, and everybody has a receipt.",
+             With oncegate no customer was, and each of them has a receipt.",
             without.more
         );
         self.screen().say(&self.screen().paint(Tone::Title, &told));
@@ -215,20 +215,20 @@ impl Story {
     }
 }
 
-/// Fails where the gate let anybody be charged twice, or not all could be settled.
-fn verdict(with: &Tally, settled: &Tally) -> anyhow::Result<()> {
-    let harmed = with.more.max(settled.more);
+/// Fails where the gate let anybody be charged twice, or not all could be resolved.
+fn verdict(with: &Tally, resolved: &Tally) -> anyhow::Result<()> {
+    let harmed = with.more.max(resolved.more);
     if harmed > 0 {
         bail!(
             "customers were charged twice through the gate: {harmed}. That is a defect of oncegate: please report it, \
              with this output"
         );
     }
-    if !settled.is_settled() {
+    if !resolved.is_resolved() {
         bail!(
-            "not all could be settled: {} customers are not charged, and {} do not know. Is this machine very busy?",
-            settled.never,
-            settled.left_open
+            "not all could be resolved: {} customers are not charged, and {} do not know. Is this machine very busy?",
+            resolved.never,
+            resolved.left_open
         );
     }
     Ok(())
@@ -261,8 +261,8 @@ mod tests {
         let good = Tally { customers: 10, once: 10, ..Tally::default() };
         assert!(verdict(&good, &good).is_ok());
         let twice = Tally { customers: 10, once: 9, more: 1, ..Tally::default() };
-        for (with, settled) in [(&twice, &good), (&good, &twice), (&twice, &twice)] {
-            let error = verdict(with, settled).unwrap_err().to_string();
+        for (with, resolved) in [(&twice, &good), (&good, &twice), (&twice, &twice)] {
+            let error = verdict(with, resolved).unwrap_err().to_string();
             assert!(error.contains("charged twice through the gate: 1.") && error.contains("defect"), "{error}");
         }
         let open = Tally { left_open: 2, ..good.clone() };

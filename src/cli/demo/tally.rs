@@ -47,7 +47,7 @@ impl Tally {
     }
 
     /// Whether everybody was charged exactly once, and knows it.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(super) fn is_resolved(&self) -> bool {
         self.once == self.customers && self.left_open == 0
     }
 }
@@ -55,14 +55,14 @@ impl Tally {
 /// The tallies side by side. Lines that tell of harm are marked by `harm`, which gets a cell and whether it is bad.
 pub(super) fn table(columns: [(&str, &Tally); 3], harm: impl Fn(String, bool) -> String) -> String {
     type Cell = fn(&Tally) -> String;
-    const BAD: [&str; 2] = ["charged twice or more", "taken too much"];
+    const BAD: [&str; 2] = ["charged twice or more", "overcharged"];
     let rows: [(&str, Cell); 6] = [
         ("customers", |tally| tally.customers.to_string()),
         ("charged once", |tally| tally.once.to_string()),
         ("charged twice or more", |tally| tally.more.to_string()),
         ("not charged", |tally| tally.never.to_string()),
         ("left open, for a person", |tally| tally.left_open.to_string()),
-        ("taken too much", |tally| money(tally.too_much)),
+        ("overcharged", |tally| money(tally.too_much)),
     ];
     let mut text = format!("{:<26}", "");
     for (title, _) in columns {
@@ -112,18 +112,18 @@ mod tests {
         let tally = Tally::of(&customers, &charges, 1);
         let too_much = customers[1].cents + 2 * customers[3].cents;
         assert_eq!(tally, Tally { customers: 6, once: 3, more: 2, never: 1, left_open: 1, too_much });
-        assert!(!tally.is_settled());
+        assert!(!tally.is_resolved());
     }
 
     #[test]
-    fn it_is_settled_when_all_have_paid_once_and_know_it() {
+    fn it_is_resolved_when_all_have_paid_once_and_know_it() {
         let customers = customers(10, 1);
         let once: Vec<Charge> = customers.iter().flat_map(|customer| charged(customer, 1)).collect();
-        assert!(Tally::of(&customers, &once, 0).is_settled());
-        assert!(!Tally::of(&customers, &once, 1).is_settled());
-        assert!(!Tally::of(&customers, &once[1..], 0).is_settled());
+        assert!(Tally::of(&customers, &once, 0).is_resolved());
+        assert!(!Tally::of(&customers, &once, 1).is_resolved());
+        assert!(!Tally::of(&customers, &once[1..], 0).is_resolved());
         let twice = [once, charged(&customers[9], 1)].concat();
-        assert!(!Tally::of(&customers, &twice, 0).is_settled());
+        assert!(!Tally::of(&customers, &twice, 0).is_resolved());
     }
 
     #[test]
@@ -148,7 +148,7 @@ charged once                              95               112               120
 charged twice or more     !!!!!!!!!!!!!!!!25                 0                 0
 not charged                                0                 8                 0
 left open, for a person                    0                15                 0
-taken too much            !!!!!!!!!!1,234.56              0.00              0.00
+overcharged               !!!!!!!!!!1,234.56              0.00              0.00
 ";
         let text = table([("without oncegate", &bad), ("with oncegate", &good), ("and a person", &end)], mark);
         assert_eq!(format!("\n{text}"), expected);

@@ -17,7 +17,8 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 keys! {
     /// `deliver`
     for Deliver "deliver" {
-        /// How many attempts may end in a release, by `outcomes`, before the request is given up. A request that is given up
+        /// How many attempts may fail before the request is given up. Those that end in a release count, by `outcomes`, and with
+        /// `recovery = "retry"` or a probe those whose outcome is unknown. A request that is given up
         /// is kept for `unknown_ttl`, and `oncegate records retry ID` delivers it again.
         attempts => number(1..=10_000);
         /// The longest pause after the first attempt; it doubles with each attempt, and each pause is any time up to it. A
@@ -30,7 +31,7 @@ keys! {
         /// "scope": what callers of one scope sent is delivered one at a time, in the order in which it was accepted. "none":
         /// nothing waits for anything.
         order => words(&[("none", Order::None), ("scope", Order::Scope)]);
-        /// How long after its acceptance a request is given up that was not delivered.
+        /// How long oncegate tries to deliver an accepted request before it gives it up.
         give_up_after => nonzero_time();
         /// How many deliveries of the route each gate has under way at a time.
         concurrency => number(1..=10_000);

@@ -20,7 +20,7 @@ keys! {
         from: Option<HeaderName> = None
             => text_as(format!("^header:{TOKEN}$"), header, |name| format!("header:{name}")).optional(),
             Required("\"header:X-Request-Timestamp\"");
-        /// How old a request may be that runs. At this age it is too old.
+        /// The age from which a request is too old to run.
         max_age: Duration = Duration::from_secs(60 * 60) => nonzero_time();
         /// How far the time of a request may be ahead of the gate's. Let it cover how far the clocks of clients and gates
         /// differ.

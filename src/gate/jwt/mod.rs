@@ -362,7 +362,7 @@ impl Gate {
     }
 
     /// Notes the claims of the token of a request that was verified when it was accepted, and that may have expired since.
-    pub(super) fn recall_claims(&self, head: &mut Head) {
+    pub(super) fn read_claims_again(&self, head: &mut Head) {
         let header = self.verifier.as_ref().map_or(&AUTHORIZATION, |verifier| &verifier.settings.header);
         let claims = match Carried::of(&head.headers, header) {
             Carried::Token(token) => payload(token).ok().and_then(|payload| TokenClaims::parse(&payload).ok()),
