@@ -81,7 +81,7 @@ fn what_the_upstream_says_in_its_head_beats_its_body() {
     expect(control("release", "{\"done\":1}"), "released", "released", 2);
 }
 
-/// An answer that may be judged by its body is not out before it is judged; another streams as ever.
+/// An answer that may be judged by its body is not out before it is judged; another streams as usual.
 #[test]
 fn an_answer_that_streams() {
     let streams = format!("body = \"stream\"\n{RULES}");

@@ -157,7 +157,7 @@ fn a_cluster() {
     drop(site.expect_kept());
 }
 
-/// The keys of the others are answered as ever.
+/// The keys of the others are still answered.
 #[test]
 fn a_cluster_without_one_of_its_nodes() {
     let settings = [("appendonly", "yes"), ("cluster-require-full-coverage", "no")];

@@ -42,7 +42,7 @@ fn a_request_is_sent_again_until_its_outcome_is_known() {
 }
 
 #[test]
-fn after_the_last_attempt_the_outcome_is_unknown_as_ever() {
+fn after_the_last_attempt_the_outcome_is_unknown() {
     let upstream = breaking(usize::MAX);
     let gate = before(&upstream).start();
     gate.post("/charges", "k-1", "{}").expect_problem(502, "upstream-broken");

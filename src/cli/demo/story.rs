@@ -160,7 +160,7 @@ impl Story {
             ));
             person::resolve(&self.with, &admin, &open, self.told().0).await?;
             self.rest(2).await;
-            self.screen().say("\n  The shop tries once more, with the same keys as ever:\n");
+            self.screen().say("\n  The shop tries once more, with the same keys:\n");
             let (first, others): (Vec<_>, Vec<_>) =
                 open.into_iter().partition(|customer| self.told().0.iter().any(|told| told.order == customer.order));
             open = Vec::new();

@@ -42,7 +42,7 @@ keys! {
         /// What oncegate then sends instead of a client's headers; "file:PATH" reads a value from a file.
         headers: Vec<ProbeHeader> = Vec::new() => headers(), Example("{ Authorization = \"file:/run/secrets/books\" }");
         /// Instead of a probe, for an upstream that honours the key itself: a request whose outcome is unknown is sent again, with
-        /// the same key, while its client waits. After the last attempt the outcome is unknown as ever.
+        /// the same key, while its client waits. After the last attempt the outcome is unknown.
         resend: Option<ResendKeys> = None => nested::<ResendKeys>().optional(), Example("{ attempts = 5, backoff = \"1s\" }");
     }
 }

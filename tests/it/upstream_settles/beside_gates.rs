@@ -75,7 +75,7 @@ fn held(number: u8) -> LeaseRenewal {
 }
 
 #[test]
-fn leases_of_others_are_renewed_and_end_as_ever() {
+fn leases_of_others_are_renewed_and_end() {
     let Some(database) = migrated() else { return };
     tokio().block_on(async {
         let store = open(&database).await;
