@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, response};
 use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
-use self::delivery::{end_of_tee, recorded_answer, relay, unrecorded};
+use self::delivery::{broken_off, end_of_tee, recorded_answer, relay, relay_released, report_held, unrecorded};
 use super::answer::{Client, Reply};
 use super::pass;
 use super::protected::{ProtectedRequest, has_length};
@@ -25,7 +25,7 @@ use crate::http::usage::{Account, Permit};
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::policy::Delivery;
 use crate::idempotency::policy::Policy;
-use crate::idempotency::record::{Attempt, Record};
+use crate::idempotency::record::Attempt;
 use crate::idempotency::settle::{Action, Control, Ending, LARGEST_JUDGED, Verdict, settle, settle_again};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{End, Expiry, Settled};
@@ -169,13 +169,21 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
         Exchanged::Large(large) => {
             let limit = request.timeout();
             let limits = RelayLimits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
-            rest = Some(Following {
-                rest: large.rest,
-                limits,
-                connection: large.connection,
-                counted: Arc::clone(&counted),
-            });
-            answered(request, large.tombstone, &large.control, settle)
+            let following =
+                Following { rest: large.rest, limits, connection: large.connection, counted: Arc::clone(&counted) };
+            match answered(request, large.tombstone, &large.control, settle) {
+                // The attempt runs until all of the answer is there, and its key is not free before.
+                Ended { end: End::Release, outcome, answer: Ok(answer) } => {
+                    match relay_released(request, following, answer.clone(), recipient.client.take()).await {
+                        Ok(()) => Ended { end: End::Release, outcome, answer: Ok(answer) },
+                        Err(cause) => Ended::without_answer(hold(cause), broken_off()),
+                    }
+                }
+                ended => {
+                    rest = Some(following);
+                    ended
+                }
+            }
         }
         Exchanged::Failed(ending, problem) => {
             let is_released = settle(request.policy(), ending, &Control::default(), None) == Verdict::Release;
@@ -198,9 +206,10 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
         }
     };
     let Ended { end, outcome, answer } = ended;
+    let is_whole = answer.as_ref().map_or(true, |answer| answer.content.is_some());
     let released = match end {
         // An answer too large to keep cannot be shared with followers.
-        End::Release if rest.is_none() => {
+        End::Release if is_whole => {
             // A follower is a retry: some headers are for the first client only.
             let answer =
                 answer.clone().map(|answer| request.policy().response_headers.kept(Cow::Owned(answer)).into_owned());
@@ -402,19 +411,6 @@ fn hold(cause: UnknownCause) -> End {
     End::Hold { cause: cause.encode() }
 }
 
-/// Logs that an attempt was held; not where the upstream or an operator has completed it in the store meanwhile.
-fn report_held(request: &ProtectedRequest, attempted: &Attempted, settled: Option<&Settled>) {
-    let End::Hold { cause } = &attempted.end else { return };
-    let by_attempt = |record: &Record| record.is_completed_by(attempted.attempt);
-    if matches!(settled, Some(Settled::Superseded { record: Some(record) }) if by_attempt(record)) {
-        return;
-    }
-    let (id, record, route, key) = (request.head.id, request.id, &*request.state.name, request.key_shortened());
-    let upstream = &*request.upstream().settings().name;
-    let cause = UnknownCause::decode(cause).map(tracing::field::display).ok();
-    tracing::warn!(request = %id, %record, route, upstream, key, cause, "the outcome of an attempt is unknown");
-}
-
 /// Gives the client the answer of an attempt, or the end of it, by what the store says of its settlement; nothing where it
 /// has not answered in time. What follows the head of a large answer goes on in a task of its own.
 pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempted, settled: Option<&Settled>) {
@@ -440,11 +436,16 @@ pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempte
             });
             sender
         }
+        // It has all of it, and it was not streamed: see `relay_released`.
+        None if matches!(attempted.end, End::Release) => None,
         None => end_of_tee(request, attempt, settled, answer, tee),
     };
     if let Some(following) = rest {
         let request = Arc::clone(request);
-        tokio::spawn(async move { relay(&request, following, sender).await });
+        tokio::spawn(async move {
+            // Its record says how it ended.
+            let _ = relay(&request, following, sender).await;
+        });
     }
 }
 

@@ -43,6 +43,7 @@ pub struct PartialBody {
     /// The bytes that were read.
     read: [Bytes; 2],
     incoming: Incoming,
+    version: Version,
 }
 
 /// Reads a body to its end, or until it exceeds `limit` bytes or the memory budget.
@@ -58,7 +59,7 @@ pub async fn capture(
     // To HEAD, a length is announced that does not come.
     let announced = if incoming.is_end_stream() { 0 } else { incoming.size_hint().lower() };
     if announced > limit {
-        return Ok(Captured::TooLarge(PartialBody { read: Default::default(), incoming }));
+        return Ok(Captured::TooLarge(PartialBody { read: Default::default(), incoming, version }));
     }
     // One copy goes to the client, one to the record.
     let buffer = CountedBuffer::new(memory).with_copies(2).with_floor(UNCOUNTED_BODY);
@@ -83,15 +84,19 @@ pub async fn capture(
         if let Some(data) = unplaced {
             let buffer = buffer.take().0;
             let sent = tee.map_or(0, |handle| handle.tee.sent);
-            return Ok(Captured::TooLarge(PartialBody { read: [buffer.slice(sent..), data], incoming }));
+            return Ok(Captured::TooLarge(PartialBody { read: [buffer.slice(sent..), data], incoming, version }));
         }
     }
-    // hyper reports an HTTP/2 stream that is reset without an error as ended.
-    if version == Version::HTTP_2 && !incoming.is_end_stream() {
+    if is_truncated(&incoming, version) {
         return Ok(Captured::Truncated);
     }
     let (body, record) = buffer.take();
     Ok(Captured::Whole { body, trailers, record })
+}
+
+/// Whether a body that has no more frames was cut off: hyper reports an HTTP/2 stream that is reset without an error as ended.
+fn is_truncated(incoming: &Incoming, version: Version) -> bool {
+    version == Version::HTTP_2 && !incoming.is_end_stream()
 }
 
 /// The next frame. While it is awaited, the client gets the data that is available.
@@ -146,6 +151,9 @@ impl PartialBody {
                 Ok(None) => break,
                 Ok(Some(Err(_))) | Err(_) => return Relayed::Truncated,
             }
+        }
+        if is_truncated(&self.incoming, self.version) {
+            return Relayed::Truncated;
         }
         if let Some(client) = client {
             client.finish();

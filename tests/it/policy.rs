@@ -378,6 +378,41 @@ fn an_answer_too_large_streams_only_after_its_tombstone() {
 }
 
 #[test]
+fn an_answer_too_large_that_releases_its_key_does_so_at_its_end() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| {
+        Reply::raw("HTTP/1.1 503 No\r\nContent-Length: 400000\r\n\r\n")
+            .then("a".repeat(300_000))
+            .pause_until(&held)
+            .then("b".repeat(100_000))
+    });
+    let gate = Gate::before(&upstream).defaults("max_response_body = \"100KiB\"").start();
+    let mut client = crate::support::Client::connect(gate.address);
+    client.send(Request::post("/c").key("k").body("{}").bytes());
+    assert!(client.head().start.starts_with(b"HTTP/1.1 503"));
+    client.wire.until(&[b'a'; 150_000]).expect("bytes, while the upstream still sends");
+    gate.post("/c", "k", "{}").expect_problem(409, "in-flight");
+    assert_eq!(upstream.runs(), 1, "a retry ran beside the attempt");
+    signal.open();
+    eventually("a free key", || (gate.post("/c", "k", "{}").status == 503).then_some(()));
+    assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn an_answer_too_large_that_breaks_off_holds_its_key() {
+    let upstream =
+        Upstream::start(|_| Reply::raw("HTTP/1.1 500 No\r\nContent-Length: 400000\r\n\r\n").then("zzz").close());
+    let gate = Gate::before(&upstream).defaults("max_response_body = \"100KiB\"").start();
+    let first = gate.post("/c", "k", "{}");
+    assert!(first.status == 500 && !first.body.complete, "{}", first.show());
+    eventually("the end of the attempt", || {
+        (gate.post("/c", "k", "{}").json()["code"] == "outcome-unknown").then_some(())
+    });
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
 fn problems_of_a_route_with_docs() {
     let upstream = numbered();
     let gate = Gate::before(&upstream).defaults("docs = \"https://docs.example/idempotency\"").start();

@@ -48,31 +48,35 @@ impl Driver {
                 without_store(request, client);
                 return Ok(());
             }
-            Reply::ClaimFailed => {
-                match self.error.take() {
-                    // The store works: what it has of this key is on its way to another database, or in one that this gate does
-                    // not know. To forward the request could run it twice, whatever the route says of a store that is away.
-                    Some(error) if error.cause().kind == ErrorKind::Moved => {
-                        tracing::debug!(%error, record = %self.id, "a claim failed");
-                        client.reply(request.store_away());
-                        return Ok(());
-                    }
-                    Some(error) if error.cause().kind == ErrorKind::Corrupt => {
-                        if let Some(others) = shared.unreadable.due() {
+            Reply::ClaimFailed | Reply::ClaimUnanswered => {
+                let error = self.error.take();
+                // The store works: what it has of this key is on its way to another database, or in one that this gate does not
+                // know, or cannot be read. To forward the request could run it twice, whatever the route says of a store that is
+                // away.
+                let has_record = match error.as_ref().map(|error| error.cause().kind) {
+                    Some(ErrorKind::Corrupt) => {
+                        if let (Some(error), Some(others)) = (&error, shared.unreadable.due()) {
                             let message = "a record cannot be read: requests with its key get 503 store-unavailable";
                             tracing::error!(%error, record = %self.id, others, "{message}");
                         }
+                        true
                     }
-                    Some(error) => tracing::debug!(%error, record = %self.id, "a claim failed"),
-                    None => {}
+                    kind => {
+                        match (&outcome, &error) {
+                            (Reply::ClaimUnanswered, _) => {
+                                warn_of_late_claim(&request, "the store did not answer a claim in time");
+                            }
+                            (_, Some(error)) => tracing::debug!(%error, record = %self.id, "a claim failed"),
+                            (_, None) => {}
+                        }
+                        kind == Some(ErrorKind::Moved)
+                    }
+                };
+                if !has_record {
+                    without_store(request, client);
+                    return Ok(());
                 }
-                without_store(request, client);
-                return Ok(());
-            }
-            Reply::ClaimUnanswered => {
-                warn_of_late_claim(&request, "the store did not answer a claim in time");
-                without_store(request, client);
-                return Ok(());
+                request.store_away()
             }
             Reply::Attempted(_) => return Ok(()),
         };

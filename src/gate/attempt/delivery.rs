@@ -1,15 +1,17 @@
 //! What the client of an attempt gets, once the store has answered or has not.
 
-use super::super::answer::Reply;
+use super::super::answer::{Client, Reply};
 use super::super::protected::ProtectedRequest;
-use super::Following;
+use super::{Attempted, Following};
 use crate::http::answer::{Relayed, ResponseTee};
 use crate::http::body::{Body, Sender};
 use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
 use crate::idempotency::record::{Attempt, Record, Timestamp};
-use crate::store::Settled;
-use crate::telemetry::outcome::Outcome;
+use crate::idempotency::settle::Ending;
+use crate::idempotency::unknown::UnknownCause;
+use crate::store::{End, Settled};
+use crate::telemetry::outcome::{Code, Outcome};
 
 /// Gives the client the end of an answer that it has in part, if that is what retries will get; else the answer breaks off,
 /// and a retry tells. Returns the way to the client where there is more to come.
@@ -48,18 +50,61 @@ fn is_same(one: &Answer, other: &Answer) -> bool {
     one.status == other.status && body(one) == body(other)
 }
 
-pub(super) async fn relay(request: &ProtectedRequest, following: Following, sender: Option<Sender>) {
+/// Relays the rest of a large answer. An error says why it is not there in whole.
+pub(super) async fn relay(
+    request: &ProtectedRequest,
+    following: Following,
+    sender: Option<Sender>,
+) -> Result<(), UnknownCause> {
     let Following { rest, limits, connection, counted: _counted } = following;
     let mut abandon = request.gate.shared.abandon.subscribe();
-    let relayed = tokio::select! {
+    let cause = tokio::select! {
         biased;
-        _ = abandon.wait_for(|abandon| *abandon) => Relayed::Truncated,
-        relayed = rest.relay(sender, limits) => relayed,
+        _ = abandon.wait_for(|abandon| *abandon) => UnknownCause::Shutdown,
+        relayed = rest.relay(sender, limits) => match relayed {
+            Relayed::Whole => {
+                connection.return_after_relay();
+                return Ok(());
+            }
+            Relayed::Truncated => UnknownCause::Ended(Ending::Broken),
+        },
     };
-    match relayed {
-        Relayed::Whole => connection.return_after_relay(),
-        Relayed::Truncated => tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle"),
+    tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle");
+    Err(cause)
+}
+
+/// Gives the client an answer that releases its key and is too large to keep. An error says why it broke off: then how the attempt
+/// ended is unknown, whatever the head of the answer says.
+pub(super) async fn relay_released(
+    request: &ProtectedRequest,
+    following: Following,
+    head: Answer,
+    client: Option<Client>,
+) -> Result<(), UnknownCause> {
+    let sender = client.map(|client| {
+        let (sender, body) = Body::channel();
+        client.reply(request.reply_with(Outcome::Released, Ok(head), Some(body)));
+        sender
+    });
+    relay(request, following, sender).await
+}
+
+/// The problem of an attempt whose answer broke off after its client had the head.
+pub(super) fn broken_off() -> Problem {
+    Problem::new(Code::UpstreamBroken, "the upstream broke off its answer")
+}
+
+/// Logs that an attempt was held; not where the upstream or an operator has completed it in the store meanwhile.
+pub(super) fn report_held(request: &ProtectedRequest, attempted: &Attempted, settled: Option<&Settled>) {
+    let End::Hold { cause } = &attempted.end else { return };
+    let by_attempt = |record: &Record| record.is_completed_by(attempted.attempt);
+    if matches!(settled, Some(Settled::Superseded { record: Some(record) }) if by_attempt(record)) {
+        return;
     }
+    let (id, record, route, key) = (request.head.id, request.id, &*request.state.name, request.key_shortened());
+    let upstream = &*request.upstream().settings().name;
+    let cause = UnknownCause::decode(cause).map(tracing::field::display).ok();
+    tracing::warn!(request = %id, %record, route, upstream, key, cause, "the outcome of an attempt is unknown");
 }
 
 /// The answer with which the attempt was completed in the store.

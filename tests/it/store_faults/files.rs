@@ -337,3 +337,20 @@ fn a_lost_database_is_not_begun_anew() {
         }
     }
 }
+
+/// A route that forwards while its store is away: this one is not, and has a record of the key.
+#[test]
+fn a_record_that_cannot_be_read_lets_nothing_run() {
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let plan = Gate::before(&upstream).defaults("store_failure = \"forward\"");
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    let store = rusqlite::Connection::open(plan.path("gate.db")).unwrap();
+    assert_eq!(store.execute("UPDATE record SET state = 9", []).unwrap(), 1);
+    drop(store);
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect_problem(503, "store-unavailable");
+    gate.post("/charges", "k-2", "{}").expect(200, "executed");
+    assert_eq!(upstream.runs_of("k-1"), 1);
+}
