@@ -13,7 +13,8 @@ use http::{HeaderMap, HeaderName};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use super::body::{self, Body, Progress};
 use super::fault::Fault;
@@ -28,9 +29,15 @@ pub const IN_MEMORY: u64 = 256 * 1024;
 
 const RESET: Fault = Fault::Malformed("the request was reset before the end of its body (RFC 9113, 8.1)");
 
+/// How much of a body of HTTP/2 that is not wanted is read, in bytes.
+const UNWANTED: usize = 64 * 1024;
+
+/// For how long it is read.
+const UNWANTED_WAIT: Duration = Duration::from_secs(1);
+
 /// A request's body, as it comes from a client.
 pub struct RequestBody {
-    incoming: Incoming,
+    incoming: Received,
     /// Timeouts of an HTTP/2 stream. HTTP/1.1 bodies are checked by `http1`.
     timer: Option<Box<BodyTimer>>,
     /// The name of a trailer that goes no further.
@@ -60,7 +67,58 @@ impl From<ReadError> for body::Error {
 impl From<Incoming> for RequestBody {
     /// The body of an HTTP/1.1 request.
     fn from(incoming: Incoming) -> Self {
-        Self { incoming, timer: None, withheld: None }
+        Self { incoming: Received::of_http1(incoming), timer: None, withheld: None }
+    }
+}
+
+/// What comes from a client.
+///
+/// To an HTTP/2 client that still sends, the answer to a request whose body is dropped is followed by a reset of the stream, and
+/// some clients take that for a failure of the answer, though RFC 9113, section 8.1, forbids it: curl 7.88 does. So the rest of a
+/// small body is read first.
+struct Received {
+    incoming: Option<Incoming>,
+    is_http2: bool,
+}
+
+impl Received {
+    fn of_http1(incoming: Incoming) -> Self {
+        Self { incoming: Some(incoming), is_http2: false }
+    }
+
+    fn of_http2(incoming: Incoming) -> Self {
+        Self { incoming: Some(incoming), is_http2: true }
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
+        Pin::new(incoming).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.as_ref().is_none_or(Incoming::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.as_ref().map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        let rest = self.incoming.take().filter(|incoming| self.is_http2 && !incoming.is_end_stream());
+        if let (Some(rest), Ok(runtime)) = (rest, Handle::try_current()) {
+            runtime.spawn(timeout(UNWANTED_WAIT, discard(rest)));
+        }
+    }
+}
+
+async fn discard(mut unwanted: Incoming) {
+    let mut length = 0;
+    while length <= UNWANTED
+        && let Some(Ok(frame)) = unwanted.frame().await
+    {
+        length += frame.data_ref().map_or(0, Bytes::len);
     }
 }
 
@@ -77,7 +135,7 @@ impl RequestBody {
             return incoming.into();
         }
         let timer = BodyTimer { limits, usage, since: None, waited: Duration::ZERO, bytes: 0, timer: None };
-        Self { incoming, timer: Some(Box::new(timer)), withheld: None }
+        Self { incoming: Received::of_http2(incoming), timer: Some(Box::new(timer)), withheld: None }
     }
 
     /// The same, without a trailer of this name.
@@ -87,7 +145,7 @@ impl RequestBody {
     }
 
     fn poll_judged(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ReadError>>> {
-        let polled = Pin::new(&mut self.incoming).poll_frame(cx);
+        let polled = self.incoming.poll_frame(cx);
         let Some(timer) = &mut self.timer else { return polled.map_err(ReadError::from) };
         match polled {
             Poll::Pending => timer.poll_timeout(cx).map(|fault| Some(Err(timer.refused(fault)))),

@@ -346,3 +346,23 @@ fn bodies_without_a_length_are_chunked() {
     let seen = upstream.last();
     assert_eq!((&seen.body.bytes[..], seen.head.get("transfer-encoding").as_deref()), (&b"abc"[..], Some("chunked")));
 }
+
+/// Some clients take a reset behind an answer for a failure of the answer.
+#[test]
+fn a_request_that_is_refused_before_its_body_came_is_not_reset() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let mut client = Frames::connect(gate.address, &[]);
+    client.send(HEADERS, END_HEADERS, 1, &request("POST", "/pay", &[("idempotency-key", b"a b")]));
+    assert_eq!(client.ending(1), Ending::Status(400));
+    client.body(1);
+    client.send(DATA, END_STREAM, 1, b"{}").send(HEADERS, WHOLE, 3, &request("GET", "/after", &[]));
+    let next = client.next_of_any_stream().expect("an answer");
+    assert_eq!((next.stream, next.kind), (3, HEADERS), "{next:?}");
+    // One that goes on is.
+    client.send(HEADERS, END_HEADERS, 5, &request("POST", "/pay", &[("idempotency-key", b"a b")]));
+    assert_eq!(client.ending(5), Ending::Status(400));
+    client.body(5);
+    assert_eq!(client.ending(5), Ending::Reset(0));
+    assert_eq!(upstream.runs(), 1);
+}
