@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, Method, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
 use super::answer::{HeaderNames, Reply};
 use super::request::Head;
@@ -27,6 +27,9 @@ const METHODS: [Method; 8] = [
     Method::OPTIONS,
     Method::TRACE,
 ];
+
+/// How many lines of a malformed head are looked at.
+const MOST_LINES: usize = 1000;
 
 /// The longest path that is logged whole, in bytes.
 const LONGEST_PATH: usize = 100;
@@ -67,6 +70,31 @@ impl KeyPlaces {
         let others = self.others.iter().filter(|(_, methods)| methods.contains(method)).map(|(rule, _)| rule);
         [&self.header].into_iter().chain(others).any(|rule| rule.find(uri, headers, None) != Ok(Found::Absent))
     }
+
+    /// The same of a head that may be malformed, by the lines of it that can be read.
+    pub(super) fn may_have_key(&self, head: &[u8]) -> bool {
+        let mut lines = head_lines(head);
+        let mut words = lines.next().unwrap_or_default().split(|byte| *byte == b' ');
+        let method = words.next().and_then(|word| Method::from_bytes(word).ok());
+        let Some(method) = method else { return false };
+        let uri = words.next().and_then(|word| Uri::try_from(word).ok()).unwrap_or_default();
+        let field = |line: &[u8]| {
+            let (name, value) = line.split_at(memchr::memchr(b':', line)?);
+            let value = HeaderValue::from_bytes(value[1..].trim_ascii());
+            // A key that is malformed is there all the same.
+            Some((HeaderName::from_bytes(name).ok()?, value.unwrap_or(HeaderValue::from_static("?"))))
+        };
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines.filter_map(field).take(MOST_LINES) {
+            headers.append(name, value);
+        }
+        self.has_key(&method, &uri, &headers)
+    }
+}
+
+/// The lines of a head, without their ends.
+pub(super) fn head_lines(head: &[u8]) -> impl Iterator<Item = &[u8]> {
+    head.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line))
 }
 
 /// The log of a route's ignored keys: one line a minute for each method.

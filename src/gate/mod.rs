@@ -57,7 +57,7 @@ pub use self::attempt_tokens::Tokens;
 use self::circuit::Circuit;
 pub use self::deliver::deliver_accepted;
 use self::identities::origin;
-use self::ignored::{IgnoredLog, KeyPlaces};
+use self::ignored::{IgnoredLog, KeyPlaces, head_lines};
 use self::jwt::Verifier;
 pub use self::message::{Message, Permission};
 use self::pass::ForwardOptions;
@@ -433,15 +433,16 @@ impl Handler for Gate {
     fn refuse(&self, fault: Fault, known: Known<'_>, peer: &Peer) -> Response<Body> {
         let id = new_request_id();
         let seen = || match known {
-            Known::Line(line) => Seen::of_line(line),
+            Known::Raw(head) => Seen::of_line(head_lines(head).next().unwrap_or_default()),
             Known::Head(head) => Seen::of_head(&head.method, &head.uri, head.version, &head.headers),
         };
         let report = self.report(id, peer, || None, seen);
         let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None, id);
-        let reply = match known {
-            Known::Head(head) if self.key_places.has_key(&head.method, &head.uri, &head.headers) => self.keyed(reply),
-            _ => reply,
+        let has_key = match known {
+            Known::Raw(head) => self.key_places.may_have_key(head),
+            Known::Head(head) => self.key_places.has_key(&head.method, &head.uri, &head.headers),
         };
+        let reply = if has_key { self.keyed(reply) } else { reply };
         let is_call = matches!(known, Known::Head(head) if grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         let (state, now) = (&self.unrouted, Instant::now());

@@ -121,8 +121,8 @@ pub trait Handler: Send + Sync + 'static {
 /// What is known of a malformed request.
 #[derive(Clone, Copy, Debug)]
 pub enum Known<'a> {
-    /// Its request line, which may be malformed too; empty if it did not come.
-    Line(&'a [u8]),
+    /// The lines of its head that came, each of which may be malformed.
+    Raw(&'a [u8]),
     /// Its head.
     Head(&'a Parts),
 }
@@ -360,7 +360,7 @@ async fn http1<S, H>(
                     peer.interim = Some(interim).filter(|_| request.version() == Version::HTTP_11);
                     handler.handle(request.map(RequestBody::from), peer).await
                 }
-                Err(RefusedRequest { fault, line }) => handler.refuse(fault, Known::Line(&line), &peer),
+                Err(RefusedRequest { fault, head }) => handler.refuse(fault, Known::Raw(&head), &peer),
             };
             if !state.answer(number, response.status() == StatusCode::SWITCHING_PROTOCOLS) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

@@ -454,11 +454,14 @@ impl Resealing for Memory {
     async fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
         self.with(|tables, _| {
             let from = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-            let beginning = |(id, entry): (&RecordId, &Box<Entry>)| {
+            let beginning = |id: RecordId, entry: &Entry| {
                 let Record { state, head, answer, .. } = entry.record.clone();
-                Beginning { id: *id, state, values: Values { head, answer }.beginning() }
+                Beginning { id, state, values: Values { head, answer }.beginning() }
             };
-            Beginnings::of(tables.entries.range(from).take(limit).map(beginning).collect(), limit)
+            Beginnings::of(
+                tables.entries.range(from).take(limit).map(|(id, entry)| beginning(*id, entry)).collect(),
+                limit,
+            )
         })
     }
 

@@ -31,6 +31,28 @@ fn free_at_once(upstream: &Upstream, gate: &Gate) {
 
 const CHUNKED: &str = "POST /charges HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k-1\r\nTransfer-Encoding: chunked\r\n\r\n";
 
+/// Whatever is wrong with a request, an answer to one with a key has a status.
+#[test]
+fn a_malformed_request_with_a_key_has_a_status() {
+    let (upstream, gate) = small();
+    let post = |more: &str| format!("POST /charges HTTP/1.1\r\nHost: a\r\n{more}\r\n\r\n");
+    let keyed = |more: &str| post(&format!("Idempotency-Key: k-1\r\n{more}"));
+    for (raw, status, code) in [
+        (keyed("Expect: more\r\nContent-Length: 0"), 417, "expectation-failed"),
+        (keyed("Content-Length: 1\r\nTransfer-Encoding: chunked"), 400, "bad-request"),
+        (post("Idempotency-Key: a\u{1}b\r\nContent-Length: 0"), 400, "bad-request"),
+        (keyed("Content-Length: 0").replace("/charges", "/<"), 400, "bad-request"),
+        (format!("{CHUNKED}zz\r\n"), 400, "bad-request"),
+        (format!("{CHUNKED}0\r\nHost: b\r\n\r\n"), 400, "bad-request"),
+    ] {
+        let response = Client::connect(gate.address).send(&raw).response();
+        response.expect_problem(status, code);
+        let response = Client::connect(gate.address).send(raw.replace("Idempotency-Key", "X-Key")).response();
+        assert!(response.status == status && !response.head.has("idempotency-status"), "{raw}: {}", response.show());
+    }
+    assert_eq!(upstream.runs(), 0);
+}
+
 #[test]
 fn a_chunk_size_that_is_no_number() {
     refused(format!("{CHUNKED}zz\r\nabc\r\n0\r\n\r\n"), 400, "bad-request");

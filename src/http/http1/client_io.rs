@@ -142,8 +142,8 @@ impl<S> ClientIo<S> {
         self.timer.progressed(was_between, self.parser.is_in_body(), bytes as u64);
     }
 
-    /// Refuses malformed input, of a request with this line.
-    fn refuse(&mut self, fault: Fault, line: Bytes) {
+    /// Refuses malformed input, of a request with this head.
+    fn refuse(&mut self, fault: Fault, head: Bytes) {
         if let Some(limit) = fault.limit() {
             self.usage.exceeded(limit);
         }
@@ -151,7 +151,7 @@ impl<S> ClientIo<S> {
             self.end = Some(ReadEnd::Broken(fault));
             return;
         }
-        self.state.refuse(self.requests + 1, RefusedRequest { fault, line });
+        self.state.refuse(self.requests + 1, RefusedRequest { fault, head });
         self.buffered = BytesMut::from(PLACEHOLDER);
         self.ready = PLACEHOLDER.len();
         self.end = Some(ReadEnd::Refused);
@@ -170,7 +170,7 @@ impl<S> ClientIo<S> {
                 self.is_new = some < self.buffered.len();
                 self.passed(was_between, some);
             }
-            Err(fault) => self.refuse(fault, request_line(&self.buffered)),
+            Err(fault) => self.refuse(fault, head_of(&self.buffered)),
         }
         true
     }
@@ -193,9 +193,9 @@ impl<S> ClientIo<S> {
                 some > 0
             }
             Err(fault) => {
-                let line = request_line(read);
+                let head = head_of(read);
                 buf.set_filled(before);
-                self.refuse(fault, line);
+                self.refuse(fault, head);
                 false
             }
         }
@@ -268,10 +268,12 @@ impl ReadTimer {
     }
 }
 
-/// The request line at the beginning of this input, if it is there.
-fn request_line(input: &[u8]) -> Bytes {
+/// The lines of the head at the beginning of this input that are there whole.
+fn head_of(input: &[u8]) -> Bytes {
     let input = input.trim_ascii_start();
-    memchr::memchr(b'\n', input).map_or_else(Bytes::new, |end| Bytes::copy_from_slice(input[..end].trim_ascii_end()))
+    let end = memchr::memmem::find(input, b"\r\n\r\n").map(|end| end + 2);
+    let end = end.or_else(|| memchr::memrchr(b'\n', input).map(|end| end + 1));
+    Bytes::copy_from_slice(&input[..end.unwrap_or(0)])
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
@@ -316,7 +318,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
                         fault.limit().into_iter().for_each(|limit| this.usage.exceeded(limit));
                     }
                     Some(fault) => {
-                        this.refuse(fault, request_line(&this.buffered));
+                        this.refuse(fault, head_of(&this.buffered));
                         continue;
                     }
                     None => this.usage.exceeded(Limit::IdleTimeout),

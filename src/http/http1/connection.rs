@@ -133,8 +133,8 @@ impl<S: AsyncRead + Unpin> ConnectionState<S> {
 pub(in crate::http) struct RefusedRequest {
     /// Why.
     pub(in crate::http) fault: Fault,
-    /// Its request line, if that came; empty otherwise.
-    pub(in crate::http) line: Bytes,
+    /// What came of its head: whole lines, which may be malformed.
+    pub(in crate::http) head: Bytes,
 }
 
 /// An exchange that has started.
