@@ -169,12 +169,27 @@ impl ProtectedRequest {
                 Err(problem) => self.problem(problem),
             },
             Known::Recorded(record, now) => match self.decide(&record, now).await {
-                Ok(Decision::InFlight(_)) => self.accepted_reply("in-flight"),
+                Ok(decision @ Decision::InFlight(_)) => match self.is_queued().await {
+                    Ok(true) => self.accepted_reply("in-flight"),
+                    // A client that asked for no acceptance waits for this attempt. If it is released, nothing runs again by itself.
+                    Ok(false) => self.reply(decision, Some(record.until)),
+                    Err(problem) => self.problem(problem),
+                },
                 Ok(Decision::Supersede) => return self.tried_again(&record).await,
                 Ok(decision) => self.permitted_reply(decision, Some(record.until)).await,
                 Err(problem) => self.problem(problem),
             },
         })
+    }
+
+    /// Whether it is delivered.
+    async fn is_queued(&self) -> Result<bool, Problem> {
+        let finding = async { deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await };
+        match timeout(self.gate.settings.settle_timeout, finding).await {
+            Ok(Ok(delivery)) => Ok(delivery.is_some_and(|delivery| !delivery.is_dead())),
+            Ok(Err(error)) => Err(self.not_accepted(&error)),
+            Err(_) => Err(unkept()),
+        }
     }
 
     /// The reply where the outcome is unknown and the route makes another attempt, which is for its delivery to do: if it is

@@ -4,7 +4,7 @@
 //! So a delivery needs no promise of its own. Where two gates take the same one, or one dies with it, the claim protocol sees
 //! to it that the request runs once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -73,6 +73,7 @@ pub async fn deliver_accepted(
     let mut routes: HashMap<Arc<str>, tokio::task::AbortHandle> = HashMap::new();
     let mut tasks = JoinSet::new();
     let (mut left_over, mut looks) = (Vec::new(), Counting::at_least(LEFT_OVER));
+    let mut stranded = HashSet::new();
     loop {
         let gate = current();
         if gate.shared.store.deliveries().is_none() {
@@ -80,6 +81,7 @@ pub async fn deliver_accepted(
         }
         if let Some(found) = looks.unless_too_soon(gate.routes_with_deliveries()).await {
             left_over = found;
+            gate.warn_of_stranded(&left_over, &mut stranded);
         }
         while tasks.try_join_next().is_some() {}
         routes.retain(|_, task| !task.is_finished());
@@ -204,6 +206,23 @@ impl Gate {
         let own = counts.into_iter().filter(|count| count.queued > 0).filter_map(|count| count.origin);
         let routes = own.filter(|origin| origin.service == self.settings.service).map(|origin| origin.route);
         Some(routes.collect())
+    }
+
+    /// Logs which routes have deliveries that are not delivered, because no route has their name: once, until one has.
+    fn warn_of_stranded(&self, with_deliveries: &[Arc<str>], known: &mut HashSet<Arc<str>>) {
+        let delivers = |name: &Arc<str>| {
+            self.router.routes().iter().any(|route| route.name == *name && route.policy.mode.protects())
+        };
+        known.retain(|name| with_deliveries.contains(name) && !delivers(name));
+        for name in with_deliveries.iter().filter(|name| !delivers(name)) {
+            if known.insert(Arc::clone(name)) {
+                tracing::warn!(
+                    route = &**name,
+                    "accepted requests of a route are not delivered: no route has its name any more; give a route this name until \
+                     they are delivered, or purge them"
+                );
+            }
+        }
     }
 
     async fn deliver(

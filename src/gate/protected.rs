@@ -159,9 +159,10 @@ impl ProtectedRequest {
         prefer::wait(&self.head.headers).map_or(limit, |preferred| preferred.min(limit))
     }
 
-    /// Why it may not run now, where it may not: it is too old, or does not say how old it is.
+    /// Why it may not run now, where it may not: it is too old, or does not say how old it is. One that was accepted came in
+    /// time, and may wait for its delivery as long as that takes.
     pub(super) fn bar(&self) -> Option<Problem> {
-        let time = self.policy().request_time.as_ref()?;
+        let time = self.policy().request_time.as_ref().filter(|_| self.kept.is_none())?;
         time.judge(&self.head.headers, wall_clock()).err().map(|untimely| request::untimely(time, untimely))
     }
 

@@ -395,3 +395,71 @@ fn a_purge_by_scope_reaches_what_is_queued_and_what_is_dead() {
     });
     assert_eq!((upstream.runs(), listed()), (2, 0));
 }
+
+/// A client that waits for an attempt of its own delivers nothing for another.
+#[test]
+fn nothing_is_accepted_while_another_client_waits_for_the_attempt() {
+    if is_refused_here() {
+        return;
+    }
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::status("503 No", "").hold_until(&held));
+    let gate = Gate::before(&upstream).defaults("async = \"allow\"").start();
+    let post = || Request::post("/charges").key("k-1").body("{}");
+    let (address, first) = (gate.address, post());
+    let waiting = std::thread::spawn(move || first.send(address));
+    upstream.wait_for_runs(1);
+    let second = post().header("Prefer", "respond-async").send(&gate);
+    second.expect_problem(409, "in-flight");
+    signal.open();
+    waiting.join().unwrap().expect(503, "released");
+    // The attempt is over: now it is accepted.
+    expect_accepted(&post().header("Prefer", "respond-async").send(&gate));
+}
+
+#[test]
+fn a_request_that_came_in_time_is_delivered_however_late() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::raw(JSON));
+    let time = "request_time = { from = \"header:x-time\", max_age = \"2s\", skew = \"1s\" }";
+    let gate = accepting(&upstream, time).start();
+    let pause = json!({"route": route_of(&gate), "reason": "look"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause))), 204);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let post = || Request::post("/charges").key("k-1").header("X-Time", &now.to_string()).body("{}");
+    let location = expect_accepted(&post().send(&gate));
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&pause))), 204);
+    wait_for(&gate, &location, "completed");
+    Request::post("/charges")
+        .key("k-2")
+        .header("X-Time", &now.to_string())
+        .body("{}")
+        .send(&gate)
+        .expect_problem(400, "request-expired");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn what_no_route_delivers_any_more_is_named() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::raw(JSON));
+    let routes = |name: &str| {
+        format!(
+            "[[routes]]\nname = \"{name}\"\nnamespace = \"n\"\npath = \"/charges\"\nmethods = [\"POST\"]\nmode = \"accept\"\n"
+        )
+    };
+    let gate = Gate::before(&upstream).routes(&routes("old")).start();
+    let pause = json!({"route": "old", "reason": "look"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause))), 204);
+    expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    let gate = gate.stop().routes(&routes("new")).start();
+    eventually("a warning", || gate.log().contains("no route has its name any more").then_some(()));
+    let is_it = |line: &str| line.contains("no route has its name any more") && line.contains("\"route\":\"old\"");
+    assert!(gate.log().lines().any(is_it), "{}", gate.log());
+}
