@@ -429,14 +429,14 @@ fn a_request_that_came_in_time_is_delivered_however_late() {
     let pause = json!({"route": route_of(&gate), "reason": "look"});
     assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause))), 204);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    let post = || Request::post("/charges").key("k-1").header("X-Time", &now.to_string()).body("{}");
+    let post = || Request::post("/charges").key("k-1").header("X-Time", now.to_string()).body("{}");
     let location = expect_accepted(&post().send(&gate));
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&pause))), 204);
     wait_for(&gate, &location, "completed");
     Request::post("/charges")
         .key("k-2")
-        .header("X-Time", &now.to_string())
+        .header("X-Time", now.to_string())
         .body("{}")
         .send(&gate)
         .expect_problem(400, "request-expired");
