@@ -9,6 +9,7 @@ use super::super::node::Table;
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::Policy;
 use crate::idempotency::scope::ScopePart;
+use crate::idempotency::settle::Action;
 use crate::route::Route;
 
 /// Headers with a value for each request, by their last words: `request-id` is `X-Request-Id` too.
@@ -20,6 +21,18 @@ const EACH_REQUEST: &str = "request-id requestid correlation-id correlationid in
 /// Headers that name the client's software or what it asks for.
 const CLIENT: [&str; 7] =
     ["user-agent", "accept", "accept-encoding", "accept-language", "content-type", "referer", "sec-ch-ua"];
+
+/// Headers that many requests of a client have the same value of.
+const MANY_REQUESTS: [&str; 8] = [
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "cookie",
+    "host",
+    "origin",
+    "transfer-encoding",
+];
 
 /// Headers that list the proxies on the way.
 const PROXIES: [&str; 3] = ["x-forwarded-for", "forwarded", "via"];
@@ -70,6 +83,38 @@ fn changes(name: &HeaderName) -> Option<(&'static str, &'static str)> {
 /// Whether a header's name is these words, or ends with them.
 fn ends_with_words(name: &HeaderName, words: &str) -> bool {
     name.as_str().strip_suffix(words).is_some_and(|before| before.is_empty() || before.ends_with('-'))
+}
+
+/// Advises against keys that different requests share.
+pub(super) fn on_keys(table: &Table<'_>, route: &str, policy: &Policy) {
+    for source in &policy.key.from {
+        let KeySource::Header(name) = source else { continue };
+        let is_shared = |known: &[&str]| known.contains(&name.as_str());
+        if is_shared(&MANY_REQUESTS) || is_shared(&CLIENT) || is_shared(&PROXIES) {
+            let message =
+                format!("route `{route}` reads its keys from {source}, which different requests have in common");
+            let effect = "each but the first gets 422 `key-reused` or the answer of another";
+            table.advise(
+                "key",
+                format!("{message}: {effect}; name a header in which the client sends a new value for each operation"),
+            );
+        }
+    }
+}
+
+/// Advises against a release where the upstream may have done its work.
+pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
+    for (word, action) in [("timeout", policy.outcomes.timeout), ("broken", policy.outcomes.broken)] {
+        if action == Some(Action::Release) {
+            table.advise(
+                "outcomes",
+                format!(
+                    "route `{route}` has {word} = \"release\": such an attempt may have taken effect, and may still run, and a \
+                     retry runs again; \"hold\" keeps the key until an operator or a probe says what became of it"
+                ),
+            );
+        }
+    }
 }
 
 /// Advises against a route for the items of a collection where no route takes the collection: creating an item is usually

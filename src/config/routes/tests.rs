@@ -69,6 +69,30 @@ fn a_scope_that_changes_with_each_request_is_advised_against() {
 }
 
 #[test]
+fn keys_that_requests_share_and_releases_of_the_unknown_are_advised_against() {
+    let route = "[[routes]]\nname = \"r\"\npath = \"/{*rest}\"\n";
+    for header in ["Content-Length", "Host", "Authorization", "Cookie", "User-Agent", "Via"] {
+        let told = advised(&format!("{APP}{route}key = {{ from = [\"header:{header}\"] }}\n"), "key");
+        assert!(told.len() == 1 && told[0].contains("which different requests have in common"), "{header}: {told:?}");
+    }
+    for header in ["Idempotency-Key", "X-Request-Id", "X-GitHub-Delivery"] {
+        assert_eq!(
+            advised(&format!("{APP}{route}key = {{ from = [\"header:{header}\"] }}\n"), "key").len(),
+            0,
+            "{header}"
+        );
+    }
+    for (outcomes, count) in [
+        ("timeout = \"release\"", 1),
+        ("timeout = \"release\", broken = \"release\"", 2),
+        ("unreachable = \"hold\"", 0),
+    ] {
+        let told = advised(&format!("{APP}{route}outcomes = {{ {outcomes} }}\n"), "outcomes");
+        assert!(told.len() == count && told.iter().all(|told| told.contains("may still run")), "{told:?}");
+    }
+}
+
+#[test]
 fn a_collection_that_no_route_takes_is_advised_of() {
     let told = |routes: &[(&str, &str)]| {
         let tables = routes
