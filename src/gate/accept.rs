@@ -171,7 +171,9 @@ impl ProtectedRequest {
             Known::Recorded(record, now) => match self.decide(&record, now).await {
                 Ok(decision @ Decision::InFlight(_)) => match self.is_queued().await {
                     Ok(true) => self.accepted_reply("in-flight"),
-                    // A client that asked for no acceptance waits for this attempt. If it is released, nothing runs again by itself.
+                    // Its delivery may have ended since the record was read.
+                    Ok(false) if self.is_gone(&record).await => return None,
+                    // This attempt is a client's own. If it is released, nothing delivers the request.
                     Ok(false) => self.reply(decision, Some(record.until)),
                     Err(problem) => self.problem(problem),
                 },
@@ -180,6 +182,12 @@ impl ProtectedRequest {
                 Err(problem) => self.problem(problem),
             },
         })
+    }
+
+    /// Whether its key has no such record any more, as far as the store says.
+    async fn is_gone(&self, record: &Record) -> bool {
+        let found = timeout(self.gate.settings.settle_timeout, self.gate.shared.store.get(self.id)).await;
+        !matches!(found, Ok(Ok(Some(listed))) if listed.record.version() == record.version())
     }
 
     /// Whether it is delivered.

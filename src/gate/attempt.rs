@@ -11,12 +11,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, response};
 use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
-use self::delivery::{broken_off, end_of_tee, recorded_answer, relay, relay_released, report_held, unrecorded};
+use self::delivery::{by_policy, cut_off, end_of_tee, recorded_answer, relay, relay_released, report_held, unrecorded};
 use super::answer::{Client, Reply};
 use super::pass;
 use super::protected::{ProtectedRequest, has_length};
 use super::single_flight::Released;
-use crate::http::answer::{Captured, PartialBody, RelayLimits, ResponseTee, TeeHandle, capture};
+use crate::http::answer::{Captured, PartialBody, RelayLimits, ResponseTee, TeeHandle, Withheld, capture};
 use crate::http::body::Body;
 use crate::http::headers::{lines, to_client};
 use crate::http::problem::Problem;
@@ -97,6 +97,8 @@ struct ForClient {
     recipient: Recipient,
     /// What follows the head of a large answer.
     rest: Option<Following>,
+    /// The end of a large answer that the client has in part.
+    withheld: Option<Withheld>,
 }
 
 /// The rest of a large answer: it is read to its end whatever becomes of the client.
@@ -160,7 +162,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
         request.state.estimator.took(took);
         request.state.metrics.upstream_took(took);
     }
-    let (mut record, mut rest) = (None, None);
+    let (mut record, mut rest, mut withheld) = (None, None, None);
     let ended = match exchanged {
         Exchanged::Whole(whole) => {
             record = whole.record;
@@ -174,9 +176,12 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
             match answered(request, large.tombstone, &large.control, settle) {
                 // The attempt runs until all of the answer is there, and its key is not free before.
                 Ended { end: End::Release, outcome, answer: Ok(answer) } => {
-                    match relay_released(request, following, answer.clone(), recipient.client.take()).await {
-                        Ok(()) => Ended { end: End::Release, outcome, answer: Ok(answer) },
-                        Err(cause) => Ended::without_answer(hold(cause), broken_off()),
+                    match relay_released(request, following, &answer, &mut recipient.client).await {
+                        Ok(end) => {
+                            withheld = Some(end);
+                            Ended { end: End::Release, outcome, answer: Ok(answer) }
+                        }
+                        Err(cause) => cut_off(request, cause, settle),
                     }
                 }
                 ended => {
@@ -217,23 +222,8 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
         }
         End::Release | End::Complete { .. } | End::Hold { .. } => None,
     };
-    let delivery = Some(ForClient { outcome, answer, recipient, rest });
+    let delivery = Some(ForClient { outcome, answer, recipient, rest, withheld });
     Attempted { attempt, end, released, record, delivery, _counted: counted }
-}
-
-/// Adds to a failed attempt's problem what a retry gets, if the route's `outcomes` differ from the defaults that its code implies: they
-/// release the key of an unknown outcome, or hold the key of a request that the gate did not send.
-fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
-    match (is_released, problem.code.retryable()) {
-        (true, false) => problem.detail.push_str("; this route releases the key: a retry runs the request again"),
-        (false, true) => {
-            let detail =
-                "nothing was sent to the upstream; this route holds the outcome as unknown: a retry does not run";
-            problem.detail = detail.to_owned();
-        }
-        (true, true) | (false, false) => {}
-    }
-    problem
 }
 
 /// Sends the request once and takes in the answer.
@@ -415,7 +405,8 @@ fn hold(cause: UnknownCause) -> End {
 /// has not answered in time. What follows the head of a large answer goes on in a task of its own.
 pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempted, settled: Option<&Settled>) {
     let attempt = attempted.attempt;
-    let Some(ForClient { outcome, answer, recipient: Recipient { client, tee, .. }, rest }) = attempted.delivery.take()
+    let Some(ForClient { outcome, answer, recipient: Recipient { client, tee, .. }, rest, withheld }) =
+        attempted.delivery.take()
     else {
         return;
     };
@@ -436,16 +427,17 @@ pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempte
             });
             sender
         }
-        // It has all of it, and it was not streamed: see `relay_released`.
-        None if matches!(attempted.end, End::Release) => None,
+        None if withheld.is_some() && matches!(settled, Some(Settled::Done { .. })) => {
+            if let Some(end) = withheld {
+                tokio::spawn(end.finish());
+            }
+            None
+        }
         None => end_of_tee(request, attempt, settled, answer, tee),
     };
     if let Some(following) = rest {
         let request = Arc::clone(request);
-        tokio::spawn(async move {
-            // Its record says how it ended.
-            let _ = relay(&request, following, sender).await;
-        });
+        tokio::spawn(async move { relay(&request, following, sender).await });
     }
 }
 

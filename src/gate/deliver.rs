@@ -208,7 +208,7 @@ impl Gate {
         Some(routes.collect())
     }
 
-    /// Logs which routes have deliveries that are not delivered, because no route has their name: once, until one has.
+    /// Logs which routes have deliveries that this gate does not deliver: once for each, until it does.
     fn warn_of_stranded(&self, with_deliveries: &[Arc<str>], known: &mut HashSet<Arc<str>>) {
         let delivers = |name: &Arc<str>| {
             self.router.routes().iter().any(|route| route.name == *name && route.policy.mode.protects())
@@ -218,8 +218,8 @@ impl Gate {
             if known.insert(Arc::clone(name)) {
                 tracing::warn!(
                     route = &**name,
-                    "accepted requests of a route are not delivered: no route has its name any more; give a route this name until \
-                     they are delivered, or purge them"
+                    "accepted requests of a route wait: this gate has no route of that name that protects or accepts requests; give \
+                     one this name until they are delivered, or purge them"
                 );
             }
         }

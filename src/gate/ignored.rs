@@ -28,7 +28,7 @@ const METHODS: [Method; 8] = [
     Method::TRACE,
 ];
 
-/// How many lines of a malformed head are looked at.
+/// The most lines of a malformed head that are looked at.
 const MOST_LINES: usize = 1000;
 
 /// The longest path that is logged whole, in bytes.
@@ -82,7 +82,7 @@ impl KeyPlaces {
             let (name, value) = line.split_at(memchr::memchr(b':', line)?);
             let value = HeaderValue::from_bytes(value[1..].trim_ascii());
             // A key that is malformed is there all the same.
-            Some((HeaderName::from_bytes(name).ok()?, value.unwrap_or(HeaderValue::from_static("?"))))
+            Some((HeaderName::from_bytes(name.trim_ascii_end()).ok()?, value.unwrap_or(HeaderValue::from_static("?"))))
         };
         let mut headers = HeaderMap::new();
         for (name, value) in lines.filter_map(field).take(MOST_LINES) {

@@ -140,25 +140,83 @@ impl PartialBody {
     /// Relays all of the body to `client`. After the client has left, reads on and discards the data, so that the
     /// upstream can finish.
     pub async fn relay(mut self, mut client: Option<Sender>, limits: RelayLimits) -> Relayed {
-        for read in std::mem::take(&mut self.read).into_iter().filter(|read| !read.is_empty()) {
-            deliver(&mut client, Frame::data(read), limits.client).await;
+        for read in self.read() {
+            deliver(&mut client, read, limits.client).await;
         }
         loop {
-            let stalled = Instant::now() + limits.stall;
-            let until = if client.is_some() { stalled } else { stalled.min(limits.deadline) };
-            match timeout_at(until, self.incoming.frame()).await {
-                Ok(Some(Ok(frame))) => deliver(&mut client, end_to_end(frame), limits.client).await,
-                Ok(None) => break,
-                Ok(Some(Err(_))) | Err(_) => return Relayed::Truncated,
+            match self.next(client.is_some(), &limits).await {
+                Next::Frame(frame) => deliver(&mut client, frame, limits.client).await,
+                Next::End => break,
+                Next::Cut => return Relayed::Truncated,
             }
-        }
-        if is_truncated(&self.incoming, self.version) {
-            return Relayed::Truncated;
         }
         if let Some(client) = client {
             client.finish();
         }
         Relayed::Whole
+    }
+
+    /// The same but for the last frame, which may be the end of the answer; nothing where it is truncated.
+    pub async fn relay_but_end(mut self, mut client: Option<Sender>, limits: RelayLimits) -> Option<Withheld> {
+        let mut last = None;
+        for read in self.read() {
+            if let Some(frame) = last.replace(read) {
+                deliver(&mut client, frame, limits.client).await;
+            }
+        }
+        loop {
+            match self.next(client.is_some(), &limits).await {
+                Next::Frame(next) => {
+                    if let Some(frame) = last.replace(next) {
+                        deliver(&mut client, frame, limits.client).await;
+                    }
+                }
+                Next::End => return Some(Withheld { client, last, patience: limits.client }),
+                Next::Cut => return None,
+            }
+        }
+    }
+
+    /// What was read before.
+    fn read(&mut self) -> impl Iterator<Item = Frame<Bytes>> + use<> {
+        mem::take(&mut self.read).into_iter().filter(|read| !read.is_empty()).map(Frame::data)
+    }
+
+    async fn next(&mut self, has_client: bool, limits: &RelayLimits) -> Next {
+        let stalled = Instant::now() + limits.stall;
+        let until = if has_client { stalled } else { stalled.min(limits.deadline) };
+        match timeout_at(until, self.incoming.frame()).await {
+            Ok(Some(Ok(frame))) => Next::Frame(end_to_end(frame)),
+            Ok(None) if is_truncated(&self.incoming, self.version) => Next::Cut,
+            Ok(None) => Next::End,
+            Ok(Some(Err(_))) | Err(_) => Next::Cut,
+        }
+    }
+}
+
+/// What comes next of a body.
+enum Next {
+    Frame(Frame<Bytes>),
+    End,
+    Cut,
+}
+
+/// The last frame of a body, which its client waits for. Where this is dropped, the body breaks off.
+pub struct Withheld {
+    client: Option<Sender>,
+    last: Option<Frame<Bytes>>,
+    patience: Duration,
+}
+
+impl Withheld {
+    /// Gives it to the client.
+    pub async fn finish(mut self) {
+        if let Some(last) = self.last {
+            deliver(&mut self.client, last, self.patience).await;
+        }
+        if let Some(client) = self.client {
+            client.finish();
+        }
     }
 }
 

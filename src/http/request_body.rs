@@ -78,16 +78,16 @@ impl From<Incoming> for RequestBody {
 /// small body is read first.
 struct Received {
     incoming: Option<Incoming>,
-    is_http2: bool,
+    reads_rest: bool,
 }
 
 impl Received {
     fn of_http1(incoming: Incoming) -> Self {
-        Self { incoming: Some(incoming), is_http2: false }
+        Self { incoming: Some(incoming), reads_rest: false }
     }
 
     fn of_http2(incoming: Incoming) -> Self {
-        Self { incoming: Some(incoming), is_http2: true }
+        Self { incoming: Some(incoming), reads_rest: true }
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
@@ -106,7 +106,7 @@ impl Received {
 
 impl Drop for Received {
     fn drop(&mut self) {
-        let rest = self.incoming.take().filter(|incoming| self.is_http2 && !incoming.is_end_stream());
+        let rest = self.incoming.take().filter(|incoming| self.reads_rest && !incoming.is_end_stream());
         if let (Some(rest), Ok(runtime)) = (rest, Handle::try_current()) {
             runtime.spawn(timeout(UNWANTED_WAIT, discard(rest)));
         }
@@ -155,8 +155,15 @@ impl RequestBody {
                 Poll::Ready(Some(judged.map(|()| frame)))
             }
             // hyper reports a reset without an error as the end.
-            Poll::Ready(None) if !self.incoming.is_end_stream() => Poll::Ready(Some(Err(timer.refused(RESET)))),
-            Poll::Ready(ended) => Poll::Ready(ended.map(|frame| frame.map_err(ReadError::from))),
+            Poll::Ready(None) if !self.incoming.is_end_stream() => {
+                self.incoming.reads_rest = false;
+                Poll::Ready(Some(Err(timer.refused(RESET))))
+            }
+            Poll::Ready(ended) => {
+                // There is no rest to read.
+                self.incoming.reads_rest = false;
+                Poll::Ready(ended.map(|frame| frame.map_err(ReadError::from)))
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::http::problem::Problem;
 use crate::idempotency::decide::Decision;
 use crate::idempotency::protocol::{Event, RecordView, Settlement};
 use crate::idempotency::record::{Record, State, Timestamp, Version};
-use crate::store::{Error, Settled};
+use crate::store::{Error, ErrorKind, Settled};
 
 impl Driver {
     /// A record that stands, as it concerns this request.
@@ -45,15 +45,25 @@ impl Driver {
 
     /// A claim failed. Where it is certain not to stand, that is logged with the reply.
     pub(super) fn claim_failed(&mut self, error: Error, what: &'static str, failures: u32) -> Event {
-        let in_doubt = matches!(error, Error::Indeterminate(_));
+        // What cannot be read is there, and another try reads nothing else.
+        let in_doubt = matches!(error, Error::Indeterminate(_)) && error.cause().kind != ErrorKind::Corrupt;
         if in_doubt || failures > 0 {
             self.failed_again(&error, what, failures);
         }
-        self.error = Some(error);
+        // That the store has a record counts, whatever fails later.
+        if !self.error.as_ref().is_some_and(shows_record) {
+            self.error = Some(error);
+        }
         Event::StoreFailed { in_doubt }
     }
 
     pub(super) fn failed_again(&self, error: &Error, what: &'static str, failures: u32) {
         tracing::debug!(%error, record = %self.id, what, failures, "the store failed; asking again until it answers");
     }
+}
+
+/// Whether a failed claim shows that the store has something of the key: on its way to another database, in one that this gate
+/// does not know, or something that cannot be read.
+pub(super) fn shows_record(error: &Error) -> bool {
+    matches!(error.cause().kind, ErrorKind::Moved | ErrorKind::Corrupt)
 }

@@ -8,6 +8,7 @@ use super::super::inquiry::Inquired;
 use super::super::protected::ProtectedRequest;
 use super::super::reauthorize;
 use super::super::second_look::elsewhere_first;
+use super::records::shows_record;
 use super::{CLIENT, Driver, Missing, PROBED, REQUEST, needed};
 use crate::idempotency::protocol::Reply;
 use crate::store::ErrorKind;
@@ -50,29 +51,21 @@ impl Driver {
             }
             Reply::ClaimFailed | Reply::ClaimUnanswered => {
                 let error = self.error.take();
-                // The store works: what it has of this key is on its way to another database, or in one that this gate does not
-                // know, or cannot be read. To forward the request could run it twice, whatever the route says of a store that is
-                // away.
-                let has_record = match error.as_ref().map(|error| error.cause().kind) {
-                    Some(ErrorKind::Corrupt) => {
-                        if let (Some(error), Some(others)) = (&error, shared.unreadable.due()) {
+                match (&outcome, &error) {
+                    (_, Some(error)) if error.cause().kind == ErrorKind::Corrupt => {
+                        if let Some(others) = shared.unreadable.due() {
                             let message = "a record cannot be read: requests with its key get 503 store-unavailable";
                             tracing::error!(%error, record = %self.id, others, "{message}");
                         }
-                        true
                     }
-                    kind => {
-                        match (&outcome, &error) {
-                            (Reply::ClaimUnanswered, _) => {
-                                warn_of_late_claim(&request, "the store did not answer a claim in time");
-                            }
-                            (_, Some(error)) => tracing::debug!(%error, record = %self.id, "a claim failed"),
-                            (_, None) => {}
-                        }
-                        kind == Some(ErrorKind::Moved)
+                    (Reply::ClaimUnanswered, _) => {
+                        warn_of_late_claim(&request, "the store did not answer a claim in time");
                     }
-                };
-                if !has_record {
+                    (_, Some(error)) => tracing::debug!(%error, record = %self.id, "a claim failed"),
+                    (_, None) => {}
+                }
+                // To forward it could run it twice, whatever the route says of a store that is away: this one is not.
+                if !error.as_ref().is_some_and(shows_record) {
                     without_store(request, client);
                     return Ok(());
                 }

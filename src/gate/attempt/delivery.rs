@@ -2,13 +2,13 @@
 
 use super::super::answer::{Client, Reply};
 use super::super::protected::ProtectedRequest;
-use super::{Attempted, Following};
-use crate::http::answer::{Relayed, ResponseTee};
+use super::{Attempted, Ended, Following, Settle, hold};
+use crate::http::answer::{Relayed, ResponseTee, Withheld};
 use crate::http::body::{Body, Sender};
 use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
 use crate::idempotency::record::{Attempt, Record, Timestamp};
-use crate::idempotency::settle::Ending;
+use crate::idempotency::settle::{Control, Ending, Verdict};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{End, Settled};
 use crate::telemetry::outcome::{Code, Outcome};
@@ -50,48 +50,80 @@ fn is_same(one: &Answer, other: &Answer) -> bool {
     one.status == other.status && body(one) == body(other)
 }
 
-/// Relays the rest of a large answer. An error says why it is not there in whole.
-pub(super) async fn relay(
-    request: &ProtectedRequest,
-    following: Following,
-    sender: Option<Sender>,
-) -> Result<(), UnknownCause> {
+/// Relays the rest of a large answer.
+pub(super) async fn relay(request: &ProtectedRequest, following: Following, sender: Option<Sender>) {
     let Following { rest, limits, connection, counted: _counted } = following;
-    let mut abandon = request.gate.shared.abandon.subscribe();
-    let cause = tokio::select! {
-        biased;
-        _ = abandon.wait_for(|abandon| *abandon) => UnknownCause::Shutdown,
-        relayed = rest.relay(sender, limits) => match relayed {
-            Relayed::Whole => {
-                connection.return_after_relay();
-                return Ok(());
-            }
-            Relayed::Truncated => UnknownCause::Ended(Ending::Broken),
-        },
-    };
-    tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle");
-    Err(cause)
+    match or_shutdown(request, rest.relay(sender, limits)).await {
+        Some(Relayed::Whole) => connection.return_after_relay(),
+        Some(Relayed::Truncated) | None => warn_of_cut(request),
+    }
 }
 
-/// Gives the client an answer that releases its key and is too large to keep. An error says why it broke off: then how the attempt
-/// ended is unknown, whatever the head of the answer says.
+/// Gives the client an answer that releases its key and is too large to keep, but for its end: that is withheld until the key is
+/// free. An error says why it broke off: then how the attempt ended is unknown, whatever the head of the answer says. Who
+/// only learns how the attempt ended is left to wait.
 pub(super) async fn relay_released(
     request: &ProtectedRequest,
     following: Following,
-    head: Answer,
-    client: Option<Client>,
-) -> Result<(), UnknownCause> {
+    head: &Answer,
+    client: &mut Option<Client>,
+) -> Result<Withheld, UnknownCause> {
+    let client = if request.is_unattended { None } else { client.take() };
     let sender = client.map(|client| {
         let (sender, body) = Body::channel();
-        client.reply(request.reply_with(Outcome::Released, Ok(head), Some(body)));
+        client.reply(request.reply_with(Outcome::Released, Ok(head.clone()), Some(body)));
         sender
     });
-    relay(request, following, sender).await
+    let Following { rest, limits, connection, counted: _counted } = following;
+    let cause = match or_shutdown(request, rest.relay_but_end(sender, limits)).await {
+        Some(Some(end)) => {
+            connection.return_after_relay();
+            return Ok(end);
+        }
+        Some(None) => UnknownCause::Ended(Ending::Broken),
+        None => UnknownCause::Shutdown,
+    };
+    warn_of_cut(request);
+    Err(cause)
 }
 
-/// The problem of an attempt whose answer broke off after its client had the head.
-pub(super) fn broken_off() -> Problem {
-    Problem::new(Code::UpstreamBroken, "the upstream broke off its answer")
+/// What comes of something, unless the gate shuts down and waits no longer.
+async fn or_shutdown<T>(request: &ProtectedRequest, relaying: impl Future<Output = T>) -> Option<T> {
+    let mut abandon = request.gate.shared.abandon.subscribe();
+    tokio::select! {
+        biased;
+        _ = abandon.wait_for(|abandon| *abandon) => None,
+        relayed = relaying => Some(relayed),
+    }
+}
+
+fn warn_of_cut(request: &ProtectedRequest) {
+    tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle");
+}
+
+/// How an attempt ends whose answer broke off after its client had the head.
+pub(super) fn cut_off(request: &ProtectedRequest, cause: UnknownCause, settle: Settle) -> Ended {
+    let is_released = match cause {
+        UnknownCause::Ended(ending) => settle(request.policy(), ending, &Control::default(), None) == Verdict::Release,
+        _ => false,
+    };
+    let end = if is_released { End::Release } else { hold(cause) };
+    Ended::without_answer(end, Problem::new(Code::UpstreamBroken, "the upstream broke off its answer"))
+}
+
+/// Adds to a failed attempt's problem what a retry gets, if the route's `outcomes` differ from the defaults that its code implies: they
+/// release the key of an unknown outcome, or hold the key of a request that the gate did not send.
+pub(super) fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
+    match (is_released, problem.code.retryable()) {
+        (true, false) => problem.detail.push_str("; this route releases the key: a retry runs the request again"),
+        (false, true) => {
+            let detail =
+                "nothing was sent to the upstream; this route holds the outcome as unknown: a retry does not run";
+            problem.detail = detail.to_owned();
+        }
+        (true, true) | (false, false) => {}
+    }
+    problem
 }
 
 /// Logs that an attempt was held; not where the upstream or an operator has completed it in the store meanwhile.

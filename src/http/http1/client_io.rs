@@ -271,8 +271,9 @@ impl ReadTimer {
 /// The lines of the head at the beginning of this input that are there whole.
 fn head_of(input: &[u8]) -> Bytes {
     let input = input.trim_ascii_start();
-    let end = memchr::memmem::find(input, b"\r\n\r\n").map(|end| end + 2);
-    let end = end.or_else(|| memchr::memrchr(b'\n', input).map(|end| end + 1));
+    // A malformed one may end in LF alone.
+    let ends = [&b"\r\n\r\n"[..], b"\n\n"].map(|end| memchr::memmem::find(input, end).map(|at| at + end.len() / 2));
+    let end = ends.into_iter().flatten().min().or_else(|| memchr::memrchr(b'\n', input).map(|end| end + 1));
     Bytes::copy_from_slice(&input[..end.unwrap_or(0)])
 }
 
