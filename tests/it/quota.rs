@@ -100,7 +100,7 @@ fn a_caller_that_sprays_keys_leaves_at_most_its_quota_in_the_store() {
 #[test]
 fn a_quota_comes_back_with_time() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
-    let gate = plan(&upstream, "{ new_keys = 2, per = \"2s\" }").start();
+    let gate = plan(&upstream, "{ new_keys = 2, per = \"8s\" }").start();
     for number in 0..2 {
         post(&format!("k-{number}"), "a").send(&gate).expect(200, "executed");
     }
