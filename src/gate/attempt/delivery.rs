@@ -60,8 +60,8 @@ pub(super) async fn relay(request: &ProtectedRequest, following: Following, send
 }
 
 /// Gives the client an answer that releases its key and is too large to keep, but for its end: that is withheld until the key is
-/// free. An error says why it broke off: then how the attempt ended is unknown, whatever the head of the answer says. Who
-/// only learns how the attempt ended is left to wait.
+/// free. An error says why it broke off: then how the attempt ended is unknown, whatever the head of the answer says. A delivery or
+/// a message has no use for the answer, and gets its reply when the attempt has ended.
 pub(super) async fn relay_released(
     request: &ProtectedRequest,
     following: Following,
