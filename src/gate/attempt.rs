@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::TRAILER;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, response};
 use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
-use self::delivery::{by_policy, cut_off, end_of_tee, recorded_answer, relay, relay_released, report_held, unrecorded};
+use self::delivery::{
+    by_policy, cut_off, end_of_tee, may_stream, recorded_answer, relay, relay_released, trailers_may_follow, unrecorded,
+};
 use super::answer::{Client, Reply};
 use super::pass;
-use super::protected::{ProtectedRequest, has_length};
+use super::protected::ProtectedRequest;
 use super::single_flight::Released;
 use crate::http::answer::{Captured, PartialBody, RelayLimits, ResponseTee, TeeHandle, Withheld, capture};
 use crate::http::body::Body;
@@ -23,9 +24,8 @@ use crate::http::problem::Problem;
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
 use crate::http::usage::{Account, Permit};
 use crate::idempotency::codec::{Answer, Content};
-use crate::idempotency::policy::Delivery;
 use crate::idempotency::policy::Policy;
-use crate::idempotency::record::Attempt;
+use crate::idempotency::record::{Attempt, Record};
 use crate::idempotency::settle::{Action, Control, Ending, LARGEST_JUDGED, Verdict, settle, settle_again};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{End, Expiry, Settled};
@@ -319,24 +319,6 @@ async fn send(
     }
 }
 
-/// Whether the client may have an answer while it comes. By its head it must be one that is kept: what is released or held
-/// says so in its head, and a call says how it ended only in its trailers. A client must see where it breaks off, which
-/// HTTP/1.0 shows by its length alone.
-fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &Control, settle: Settle) -> bool {
-    let policy = request.policy();
-    let is_kept =
-        || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control, None), Verdict::Complete { .. });
-    let shows_its_end = || request.head.version > Version::HTTP_10 || has_length(answer);
-    policy.body == Delivery::Stream && !request.head.is_call() && is_kept() && shows_its_end()
-}
-
-/// Whether trailers can follow an answer whose head is with its client: HTTP/1.1 takes none behind a length, and none that
-/// were not announced. A replay has those that the client got.
-fn trailers_may_follow(request: &ProtectedRequest, answer: &Answer) -> bool {
-    let announces = |(name, _): &(HeaderName, HeaderValue)| *name == TRAILER;
-    request.head.version >= Version::HTTP_2 || answer.headers.iter().any(announces) && !has_length(answer)
-}
-
 fn forwarded(request: &ProtectedRequest, attempt: Attempt) -> Request<Body> {
     let options = request.forward_options();
     let mut forwarded = pass::buffered_request(request.upstream(), &request.head, &request.body, &options);
@@ -399,6 +381,19 @@ fn answered(request: &ProtectedRequest, answer: Answer, control: &Control, settl
 
 fn hold(cause: UnknownCause) -> End {
     End::Hold { cause: cause.encode() }
+}
+
+/// Logs that an attempt was held; not where the upstream or an operator has completed it in the store meanwhile.
+fn report_held(request: &ProtectedRequest, attempted: &Attempted, settled: Option<&Settled>) {
+    let End::Hold { cause } = &attempted.end else { return };
+    let by_attempt = |record: &Record| record.is_completed_by(attempted.attempt);
+    if matches!(settled, Some(Settled::Superseded { record: Some(record) }) if by_attempt(record)) {
+        return;
+    }
+    let (id, record, route, key) = (request.head.id, request.id, &*request.state.name, request.key_shortened());
+    let upstream = &*request.upstream().settings().name;
+    let cause = UnknownCause::decode(cause).map(tracing::field::display).ok();
+    tracing::warn!(request = %id, %record, route, upstream, key, cause, "the outcome of an attempt is unknown");
 }
 
 /// Gives the client the answer of an attempt, or the end of it, by what the store says of its settlement; nothing where it

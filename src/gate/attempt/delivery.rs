@@ -1,12 +1,16 @@
 //! What the client of an attempt gets, once the store has answered or has not.
 
+use http::header::TRAILER;
+use http::{HeaderName, HeaderValue, Version};
+
 use super::super::answer::{Client, Reply};
-use super::super::protected::ProtectedRequest;
-use super::{Attempted, Ended, Following, Settle, hold};
+use super::super::protected::{ProtectedRequest, has_length};
+use super::{Ended, Following, Settle, hold};
 use crate::http::answer::{Relayed, ResponseTee, Withheld};
 use crate::http::body::{Body, Sender};
 use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
+use crate::idempotency::policy::Delivery;
 use crate::idempotency::record::{Attempt, Record, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict};
 use crate::idempotency::unknown::UnknownCause;
@@ -126,19 +130,6 @@ pub(super) fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
     problem
 }
 
-/// Logs that an attempt was held; not where the upstream or an operator has completed it in the store meanwhile.
-pub(super) fn report_held(request: &ProtectedRequest, attempted: &Attempted, settled: Option<&Settled>) {
-    let End::Hold { cause } = &attempted.end else { return };
-    let by_attempt = |record: &Record| record.is_completed_by(attempted.attempt);
-    if matches!(settled, Some(Settled::Superseded { record: Some(record) }) if by_attempt(record)) {
-        return;
-    }
-    let (id, record, route, key) = (request.head.id, request.id, &*request.state.name, request.key_shortened());
-    let upstream = &*request.upstream().settings().name;
-    let cause = UnknownCause::decode(cause).map(tracing::field::display).ok();
-    tracing::warn!(request = %id, %record, route, upstream, key, cause, "the outcome of an attempt is unknown");
-}
-
 /// The answer with which the attempt was completed in the store.
 pub(super) fn recorded_answer(record: &Record, attempt: Attempt) -> Option<(Timestamp, Answer)> {
     if !record.is_completed_by(attempt) {
@@ -164,4 +155,22 @@ pub(super) fn unrecorded(
         Err(_) => outcome,
     };
     request.reply_with(outcome, answer, body)
+}
+
+/// Whether the client may have an answer while it comes. By its head it must be one that is kept: what is released or held
+/// says so in its head, and a call says how it ended only in its trailers. A client must see where it breaks off, which
+/// HTTP/1.0 shows by its length alone.
+pub(super) fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &Control, settle: Settle) -> bool {
+    let policy = request.policy();
+    let is_kept =
+        || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control, None), Verdict::Complete { .. });
+    let shows_its_end = || request.head.version > Version::HTTP_10 || has_length(answer);
+    policy.body == Delivery::Stream && !request.head.is_call() && is_kept() && shows_its_end()
+}
+
+/// Whether trailers can follow an answer whose head is with its client: HTTP/1.1 takes none behind a length, and none that
+/// were not announced. A replay has those that the client got.
+pub(super) fn trailers_may_follow(request: &ProtectedRequest, answer: &Answer) -> bool {
+    let announces = |(name, _): &(HeaderName, HeaderValue)| *name == TRAILER;
+    request.head.version >= Version::HTTP_2 || answer.headers.iter().any(announces) && !has_length(answer)
 }
