@@ -20,6 +20,17 @@ fn controlled(control: &'static str) -> Upstream {
     })
 }
 
+/// An upstream that stops in the middle of an answer of 400 kB until the signal is given.
+fn large(status: &'static str, signal: &Signal) -> Upstream {
+    let held = signal.clone();
+    Upstream::start(move |_| {
+        Reply::raw(format!("HTTP/1.1 {status}\r\nContent-Length: 400000\r\n\r\n"))
+            .then("a".repeat(300_000))
+            .pause_until(&held)
+            .then("b".repeat(100_000))
+    })
+}
+
 #[test]
 fn a_key_reused_for_another_request() {
     let upstream = numbered();
@@ -357,13 +368,7 @@ fn answers_too_large_to_keep() {
 #[test]
 fn an_answer_too_large_streams_only_after_its_tombstone() {
     let signal = Signal::new();
-    let held = signal.clone();
-    let upstream = Upstream::start(move |_| {
-        Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 400000\r\n\r\n")
-            .then("a".repeat(300_000))
-            .pause_until(&held)
-            .then("b".repeat(100_000))
-    });
+    let upstream = large("200 OK", &signal);
     let gate = Gate::before(&upstream).defaults("max_response_body = \"100KiB\"").start();
     let mut client = crate::support::Client::connect(gate.address);
     client.send(Request::post("/c").key("k").body("{}").bytes());
@@ -380,13 +385,7 @@ fn an_answer_too_large_streams_only_after_its_tombstone() {
 #[test]
 fn an_answer_too_large_that_releases_its_key_does_so_at_its_end() {
     let signal = Signal::new();
-    let held = signal.clone();
-    let upstream = Upstream::start(move |_| {
-        Reply::raw("HTTP/1.1 503 No\r\nContent-Length: 400000\r\n\r\n")
-            .then("a".repeat(300_000))
-            .pause_until(&held)
-            .then("b".repeat(100_000))
-    });
+    let upstream = large("503 No", &signal);
     let gate = Gate::before(&upstream).defaults("max_response_body = \"100KiB\"").start();
     let mut client = crate::support::Client::connect(gate.address);
     client.send(Request::post("/c").key("k").body("{}").bytes());
