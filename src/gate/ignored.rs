@@ -12,6 +12,7 @@ use super::{Gate, RouteState};
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::route::Router;
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::report::Seen;
 
 /// The shortest time between two log lines on one method and route.
 const APART: Duration = Duration::from_secs(60);
@@ -74,10 +75,9 @@ impl KeyPlaces {
     /// The same of a head that may be malformed, by the lines of it that can be read.
     pub(super) fn may_have_key(&self, head: &[u8]) -> bool {
         let mut lines = head_lines(head);
-        let mut words = lines.next().unwrap_or_default().split(|byte| *byte == b' ');
-        let method = words.next().and_then(|word| Method::from_bytes(word).ok());
-        let Some(method) = method else { return false };
-        let uri = words.next().and_then(|word| Uri::try_from(word).ok()).unwrap_or_default();
+        let seen = Seen::of_line(lines.next().unwrap_or_default());
+        let Some(method) = seen.method else { return false };
+        let uri = seen.target.unwrap_or_default();
         let field = |line: &[u8]| {
             let (name, value) = line.split_at(memchr::memchr(b':', line)?);
             let value = HeaderValue::from_bytes(value[1..].trim_ascii());

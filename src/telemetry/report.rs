@@ -17,9 +17,9 @@ use crate::idempotency::record::{RequestId, Timestamp};
 /// What is seen of a request when it comes. A part that could not be read is missing.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    pub(super) method: Option<Method>,
+    pub(crate) method: Option<Method>,
     /// Its path and query, of which the query is not reported.
-    pub(super) target: Option<Uri>,
+    pub(crate) target: Option<Uri>,
     pub(super) host: Option<HeaderValue>,
     pub(super) version: Option<Version>,
     pub(super) user_agent: Option<HeaderValue>,
