@@ -20,7 +20,6 @@ use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 use super::audit::{self, Deed, Outcome};
-use super::deliveries;
 use super::records::{check_optional, check_reason, unavailable};
 use super::resolve::{Resolution, receive};
 use super::scope::{Belongs, belongs};
@@ -28,7 +27,7 @@ use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
-use crate::store::deliveries::Sequence;
+use crate::store::deliveries::{Sequence, remove_of};
 use crate::store::{End, Error, ErrorKind, Fresh, Listed, Origin, OriginId, Settled, Store};
 use crate::telemetry::rfc3339;
 
@@ -269,7 +268,7 @@ impl<'a> Bulk<'a> {
         let changed = match change {
             Change::Purge => {
                 // What was accepted would run again where its record is gone.
-                deliveries::forget_before(self.state, &found).await?;
+                remove_of(&**self.state.opened()?, &found).await.map_err(unavailable)?;
                 remove_unchanged(&**self.state.opened()?, &found).await.map_err(unavailable)
             }
             Change::Resolve(resolution) => match resolution.apply(self.state, &found).await {

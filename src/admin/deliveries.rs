@@ -20,7 +20,7 @@ use super::tokens::Role;
 use super::wanted::id_prefix;
 use crate::idempotency::codec;
 use crate::idempotency::record::{self, RecordId};
-use crate::store::deliveries::{self as queue, Change, Delivery, DeliveryFilter, DeliveryState, Held, Sequence};
+use crate::store::deliveries::{self as queue, Delivery, DeliveryFilter, DeliveryState, Sequence};
 use crate::store::{Listed, Origin, OriginId};
 use crate::telemetry::deliveries::{ended_attempts, is_given_up_as_unknown};
 use crate::telemetry::rfc3339;
@@ -212,17 +212,6 @@ pub(super) async fn forget(state: &State, id: RecordId) -> Result<bool, Problem>
         Some(deliveries) => deliveries.discard(id).await.map_err(unavailable),
         None => Ok(false),
     }
-}
-
-/// The same of what was accepted before the record was claimed: what came later is of another request with the same key.
-pub(super) async fn forget_before(state: &State, record: &Listed) -> Result<(), Problem> {
-    let Some(queue) = state.opened()?.deliveries() else { return Ok(()) };
-    let found = queue.delivery(record.id).await.map_err(unavailable)?;
-    if let Some(found) = found.filter(|found| found.accepted_at <= record.record.claimed_at) {
-        let held = Held { id: found.id, token: found.token, until: found.accepted_at };
-        queue.change(held, Change::Finish).await.map_err(unavailable)?;
-    }
-    Ok(())
 }
 
 /// The delivery of an id, unless it is another service's.

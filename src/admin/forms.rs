@@ -189,7 +189,7 @@ mod tests {
 
     use super::*;
     use crate::admin::scope::ScopeValue;
-    use crate::admin::wanted::{Wanted, parse_time, since};
+    use crate::admin::wanted::{Wanted, parse_since, parse_time};
     use crate::store::Cursor;
 
     fn of(pattern: &str) -> impl Strategy<Value = String> {
@@ -208,7 +208,7 @@ mod tests {
                 let set = Wanted::default().set(name, value.clone());
                 prop_assert!(set.is_ok(), "{name}={value}: {set:?}");
             }
-            prop_assert!(parse_time(&time).is_some() && since(&time).is_some(), "{time}");
+            prop_assert!(parse_time(&time).is_some() && parse_since(&time).is_ok(), "{time}");
             prop_assert!(ScopeValue::parse(&scope).is_ok(), "{scope}");
             prop_assert!(Cursor::parse(&cursor).is_some(), "{cursor}");
         }

@@ -52,6 +52,7 @@ pub use readiness::{Phase, Readiness};
 pub use reload::{ReloadProblem, ReloadReport, ReloadRequest};
 pub use server::serve;
 pub use tokens::{Role, Secret, Token, UNGUESSABLE};
+pub use wanted::{parse_age, parse_since, parse_time};
 
 use self::throttle::Throttle;
 use self::tokens::Tokens;

@@ -19,12 +19,11 @@ use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty};
 use super::audit::Deed;
-use super::deliveries::forget_before;
 use super::forms;
 use super::records::{MAX_REASON, absent, check_optional, find, unavailable};
 use crate::idempotency::codec::{self, Content};
 use crate::idempotency::record::{self, Record, RecordId};
-use crate::store::{End, Expiry, Listed, Settled};
+use crate::store::{End, Expiry, Listed, Settled, deliveries};
 
 /// Largest body, in bytes: it carries an answer in base64.
 const MAX_BODY: usize = 32 * 1024 * 1024;
@@ -148,7 +147,8 @@ impl Resolution {
         match state.opened()?.settle(*id, record.attempt, end).await.map_err(unavailable)? {
             // A completed request has its answer, so its delivery ends. A released one keeps its delivery, for a retry.
             Settled::Done { .. } => {
-                if matches!(self, Self::Complete(_)) && forget_before(state, found).await.is_err() {
+                if matches!(self, Self::Complete(_)) && deliveries::remove_of(&**state.opened()?, found).await.is_err()
+                {
                     tracing::warn!(record = %id, "the record is completed, and its delivery stays listed as dead until it is retried");
                 }
                 Ok(())

@@ -220,6 +220,7 @@ impl Admin {
             trace: Some(0xcd),
             upstream: Some("app".to_owned()),
             rules: None,
+            is_accepted: false,
             caller: Some([9; 8]),
             // The record of this key is as an older release claimed it.
             scope: (key.as_str() != "legacy").then(|| identifier().scope_tags(&[ScopePart::Host], caller)),

@@ -55,16 +55,8 @@ impl Wanted {
             "id" => {
                 self.id = Some(id_prefix(&value)?);
             }
-            "older_than" => {
-                let age = humantime::parse_duration(&value);
-                let age = age.ok().filter(|age| !age.is_zero());
-                self.older_than = Some(age.ok_or("must be a duration such as 90s, 1h or 7d")?);
-            }
-            "since" => {
-                let since = since(&value);
-                self.since =
-                    Some(since.ok_or("must be a duration such as 1h, or a time such as 2026-01-31T22:00:00Z")?);
-            }
+            "older_than" => self.older_than = Some(parse_age(&value)?),
+            "since" => self.since = Some(parse_since(&value)?),
             "scope" => self.scope = Some(ScopeValue::parse(&value)?),
             _ => return Err(format!("is unknown; known are: {}", Self::NAMES.join(", "))),
         }
@@ -127,16 +119,28 @@ fn state(value: &str) -> Result<record::State, String> {
     record::State::parse(value).ok_or_else(|| format!("must be one of: {}", words()))
 }
 
-/// An age, or a time by UTC.
-pub(super) fn since(value: &str) -> Option<Since> {
-    if let Ok(age) = humantime::parse_duration(value) {
-        return Some(Since::Ago(age));
-    }
-    parse_time(value).map(Since::At)
+/// Reads an age, such as 90s, 1h or 7d.
+///
+/// # Errors
+/// What it must be.
+pub fn parse_age(value: &str) -> Result<Duration, &'static str> {
+    let age = humantime::parse_duration(value).ok().filter(|age| !age.is_zero());
+    age.ok_or("must be a duration such as 90s, 1h or 7d")
+}
+
+/// Reads an age, or a time by UTC as RFC 3339 writes it.
+///
+/// # Errors
+/// What it must be.
+pub fn parse_since(value: &str) -> Result<Since, &'static str> {
+    let age = humantime::parse_duration(value).ok().map(Since::Ago);
+    age.or_else(|| parse_time(value).map(Since::At))
+        .ok_or("must be a duration such as 1h, or a time such as 2026-01-31T22:00:00Z")
 }
 
 /// A time by UTC, as RFC 3339 writes it.
-pub(super) fn parse_time(value: &str) -> Option<Timestamp> {
+#[must_use]
+pub fn parse_time(value: &str) -> Option<Timestamp> {
     // The library ignores what comes after the seconds and a `Z`.
     let of_utc = value.strip_suffix('Z').or_else(|| value.strip_suffix("+00:00")).unwrap_or(value);
     let (_, fraction) = of_utc.split_at_checked("2026-01-31T22:00:00".len())?;
@@ -154,10 +158,10 @@ mod tests {
 
     #[test]
     fn a_time_is_an_age_or_a_date() {
-        assert_eq!(since("1h 30m"), Some(Since::Ago(Duration::from_secs(5400))));
-        let at = Some(Since::At(Timestamp(1_767_225_600_123)));
+        assert_eq!(parse_since("1h 30m"), Ok(Since::Ago(Duration::from_secs(5400))));
+        let at = Ok(Since::At(Timestamp(1_767_225_600_123)));
         for text in ["2026-01-01T00:00:00.123Z", "2026-01-01 00:00:00.123", "2026-01-01T00:00:00.123+00:00"] {
-            assert_eq!(since(text), at, "{text}");
+            assert_eq!(parse_since(text), at, "{text}");
         }
         for text in [
             "",
@@ -170,7 +174,7 @@ mod tests {
             "2026-01-01T00:00:00-05:00",
             "2026-01-01T00:00:00ZZ",
         ] {
-            assert_eq!(since(text), None, "{text}");
+            assert!(parse_since(text).is_err(), "{text}");
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct AuditArgs {
     #[command(flatten)]
     admin: AdminArgs,
     /// Only entries that are at most this old, as 90s, 1h or 7d, or since a time, as 2026-01-31T22:00:00Z
-    #[arg(long, value_name = "DURATION|TIME")]
+    #[arg(long, value_name = "DURATION|TIME", value_parser = paging::parse_since)]
     since: Option<String>,
     /// Only this: resolve, purge, bulk-resolve, bulk-purge, reseal, reload, read-answer, read-key, accept-identity-change, retry,
     /// pause or resume

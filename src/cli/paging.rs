@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::http_client::AdminClient;
 use super::table::{Table, text};
+use crate::admin;
 
 /// Most of a list that the API gives at once.
 const PAGE: usize = 1000;
@@ -28,6 +29,11 @@ pub(super) struct PagingArgs {
     /// Print the API's JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Reads a `since` of the API, which takes it as it stands.
+pub(super) fn parse_since(text: &str) -> Result<String, &'static str> {
+    admin::parse_since(text).map(|_| text.to_owned())
 }
 
 /// A list of the API.

@@ -6,13 +6,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::builder::PossibleValuesParser;
-use clap::{ArgGroup, Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand, value_parser};
 use http::Method;
 use serde_json::{Map, Value};
 
 use super::audit;
 use super::http_client::{AdminArgs, AdminClient};
 use super::paging::{self, Listing, PagingArgs, members_of, percent_encode};
+use crate::admin;
 use crate::idempotency::record::State;
 use crate::store::IdPrefix;
 
@@ -93,10 +94,10 @@ struct FilterArgs {
     #[arg(long, value_name = "PREFIX", value_parser = parse_prefix)]
     id: Option<String>,
     /// Only records claimed at least this long ago, as 90s, 1h or 7d
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_age)]
     older_than: Option<String>,
     /// Only records claimed at most this long ago, as 90s, 1h or 7d, or since a time, as 2026-01-31T22:00:00Z
-    #[arg(long, value_name = "DURATION|TIME")]
+    #[arg(long, value_name = "DURATION|TIME", value_parser = paging::parse_since)]
     since: Option<String>,
     /// Only records whose scope has this value, as header:X-Tenant=acme, cookie:NAME=VALUE, basic:user=NAME, host=NAME,
     /// client-ip=ADDRESS, jwt:sub=VALUE, or credential=NAME: VALUE with the header that has the credential
@@ -128,7 +129,7 @@ struct ChangeArgs {
     #[arg(long, conflicts_with_all = &SELECTING[..7])]
     all: bool,
     /// Leave alone what was claimed, or turned unknown, after this time: a dry run prints it
-    #[arg(long, value_name = "TIME", conflicts_with = "record")]
+    #[arg(long, value_name = "TIME", conflicts_with = "record", value_parser = parse_as_of)]
     as_of: Option<String>,
     /// Say which records it would be, and change nothing
     #[arg(long)]
@@ -163,7 +164,13 @@ struct ResolveArgs {
     #[arg(long, requires = "status")]
     complete: bool,
     /// The answer's status
-    #[arg(long, value_name = "N", requires = "complete", conflicts_with = "release")]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "complete",
+        conflicts_with = "release",
+        value_parser = value_parser!(u16).range(200..=599)
+    )]
     status: Option<u16>,
     /// A header of the answer; may be repeated
     #[arg(long, value_name = "NAME: VALUE", requires = "complete", conflicts_with = "release", value_parser = parse_header)]
@@ -315,6 +322,14 @@ fn parse_id(text: &str) -> Result<String, String> {
 fn parse_prefix(text: &str) -> Result<String, String> {
     let prefix = IdPrefix::parse(text).filter(|_| !text.is_empty());
     prefix.map(|_| text.to_owned()).ok_or_else(|| "must be an id, or the first of its 64 hexadecimal digits".to_owned())
+}
+
+fn parse_age(text: &str) -> Result<String, &'static str> {
+    admin::parse_age(text).map(|_| text.to_owned())
+}
+
+fn parse_as_of(text: &str) -> Result<String, &'static str> {
+    admin::parse_time(text).map(|_| text.to_owned()).ok_or("must be a time such as 2026-01-31T22:00:00Z")
 }
 
 fn parse_reason(text: &str) -> Result<String, String> {

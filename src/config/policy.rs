@@ -158,9 +158,10 @@ keys! {
     /// `cors`
     for Cors "cors" {
         /// Which scripts may read, in browsers, the answers that oncegate itself gives: origins such as
-        /// "https://shop.example", or "*" for any. oncegate then sets Access-Control-Allow-Origin on its own problems, and
-        /// names its headers for scripts in Access-Control-Expose-Headers. Answers of the upstream keep their own headers of
-        /// this kind, and preflights are the upstream's to answer, unless `preflight` is true.
+        /// "https://shop.example", or "*" for any. oncegate then sets Access-Control-Allow-Origin on what it says itself
+        /// (problems, the 202 of an accepted request, its status), and names its headers for scripts in
+        /// Access-Control-Expose-Headers. Answers of the upstream keep their own headers of this kind, and preflights are the
+        /// upstream's to answer, unless `preflight` is true.
         origins => unique(text(ORIGIN, origin));
         /// Whether those scripts may use the user's cookies; not together with "*".
         credentials => flag();

@@ -160,7 +160,7 @@ ONCEGATE_STORE__COLOUR: store.colour: unknown key in [store]
 cache_max_age, cache_max_bytes, cache_max_entries, settle_timeout
 --listen: server.listen: `nowhere` is not an address
     hint: write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"
---upstream: upstreams.default.url: an upstream's URL starts with `http://`, `https://` or `unix:`
+--upstream: upstreams.default.url: the URL starts with `http://`, `https://` or `unix:`
     hint: write \"http://HOST:PORT\", \"https://HOST:PORT\" or \"unix:PATH\"
 6 problems";
     assert_eq!(problems, expected);

@@ -21,7 +21,7 @@ use crate::http::body::Body;
 use crate::http::prefer;
 use crate::http::problem::{Problem, whole_seconds};
 use crate::http::request_body::Buffered;
-use crate::idempotency::codec::{self, AcceptedRequest};
+use crate::idempotency::codec::{self, AcceptedRequest, Details};
 use crate::idempotency::decide::{Decision, difference};
 use crate::idempotency::delivery::{Async, met_by_delivery};
 use crate::idempotency::fingerprint::Fingerprint;
@@ -137,7 +137,7 @@ impl ProtectedRequest {
             token: self.new_attempt()?,
             origin: self.state.origin,
             lane: Lane(i64::from_be_bytes(caller)),
-            head: self.record_head().encode(),
+            head: self.record_head().with_details(&Details { is_accepted: true, ..self.details() }).encode(),
             request: self.stored_request().encode(),
             body,
         })

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ALLOW, CONNECTION,
-    CONTENT_TYPE, ORIGIN, RETRY_AFTER, VARY,
+    CONTENT_TYPE, LOCATION, ORIGIN, RETRY_AFTER, VARY,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use tokio::sync::oneshot;
@@ -17,7 +17,7 @@ use crate::http::body::Body;
 use crate::http::problem::Problem;
 use crate::idempotency::policy::Cors;
 use crate::idempotency::record::{RequestId, Timestamp};
-use crate::route::{Ambiguous, Route};
+use crate::route::{Ambiguous, Route, Router};
 use crate::telemetry::http_date;
 use crate::telemetry::outcome::Outcome;
 
@@ -134,16 +134,27 @@ pub(super) struct CrossOrigin {
 
 impl CrossOrigin {
     /// Nothing where the route does not share.
-    pub(super) fn of(route: &Arc<Route>, head: &Head) -> Option<Self> {
+    pub(super) fn of(route: &Arc<Route>, headers: &HeaderMap) -> Option<Self> {
         if route.policy.cors.origins.is_empty() {
             return None;
         }
-        Some(Self { route: Arc::clone(route), origin: head.headers.get(ORIGIN).cloned() })
+        Some(Self { route: Arc::clone(route), origin: headers.get(ORIGIN).cloned() })
+    }
+
+    /// The same of a request for the status of an accepted one, where nothing says which route accepted it.
+    pub(super) fn of_any_accepting(router: &Router, headers: &HeaderMap) -> Option<Self> {
+        let accepting = router.routes().iter().filter(|route| route.policy.accepts());
+        accepting.filter_map(|route| Self::of(route, headers)).find(Self::is_allowed)
     }
 
     /// The same where the path can be read in two ways: as it stands it is of one route, or else it could be of the other.
     pub(super) fn of_either(ambiguous: &Ambiguous, head: &Head) -> Option<Self> {
-        ambiguous.route.as_ref().or(ambiguous.other.as_ref()).and_then(|route| Self::of(route, head))
+        ambiguous.route.as_ref().or(ambiguous.other.as_ref()).and_then(|route| Self::of(route, &head.headers))
+    }
+
+    /// The route.
+    pub(super) fn route(&self) -> &Arc<Route> {
+        &self.route
     }
 
     /// Whether the route shares with the origin.
@@ -175,7 +186,7 @@ impl CrossOrigin {
         }
     }
 
-    /// The reply as its script gets it: a problem of the gate is shared with it, and of an answer that the upstream shares
+    /// The reply as its script gets it: what the gate says itself is shared with it, and of an answer that the upstream shares
     /// it may also read what the gate `exposed`.
     pub(super) fn share(&self, mut reply: Reply, exposed: &HeaderValue) -> Reply {
         let cors = &self.route.policy.cors;
@@ -184,16 +195,21 @@ impl CrossOrigin {
             return reply;
         }
         let has_ours = outcome != Outcome::Passed;
+        let is_accepted = outcome == Outcome::Accepted;
         let headers = reply.response.headers_mut();
         let shared_with = headers.get(ACCESS_CONTROL_ALLOW_ORIGIN);
         // The first answer may have been shared with another of the origins.
         let is_anothers = outcome == Outcome::Replayed
             && self.is_allowed()
             && shared_with.is_some_and(|origin| origin != ANY && Some(origin) != self.origin.as_ref());
-        if is_problem || (cors.preflight && (shared_with.is_none() || is_anothers)) {
+        if is_problem || is_accepted || (cors.preflight && (shared_with.is_none() || is_anothers)) {
             self.allow(headers);
             if self.is_allowed() {
                 headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, exposed.clone());
+                if is_accepted {
+                    // Where its status is.
+                    headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_name(LOCATION));
+                }
             }
             return reply;
         }

@@ -11,7 +11,7 @@ use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
 use self::delivery::{
-    by_policy, cut_off, end_of_tee, may_stream, recorded_answer, relay, relay_released, trailers_may_follow, unrecorded,
+    Cut, by_policy, end_of_tee, may_stream, recorded_answer, relay, relay_released, trailers_may_follow, unrecorded,
 };
 use super::answer::{Client, Reply};
 use super::pass;
@@ -181,7 +181,11 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
                             withheld = Some(end);
                             Ended { end: End::Release, outcome, answer: Ok(answer) }
                         }
-                        Err(cause) => cut_off(request, cause, settle),
+                        Err(Cut::Broken) => {
+                            let problem = Problem::new(Code::UpstreamBroken, "the upstream broke off its answer");
+                            failed(request, Ending::Broken, problem, settle)
+                        }
+                        Err(Cut::Shutdown) => abandoned(),
                     }
                 }
                 ended => {
@@ -191,24 +195,17 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
             }
         }
         Exchanged::Failed(ending, problem) => {
-            let is_released = settle(request.policy(), ending, &Control::default(), None) == Verdict::Release;
-            // Where it is stored: there is no answer to complete with.
-            let end = if is_released { End::Release } else { hold(UnknownCause::Ended(ending)) };
             let problem = match ending {
                 Ending::Unreachable if is_again => {
                     let detail =
                         "an earlier attempt may have taken effect, and the upstream could not be reached again";
                     Problem::new(Code::UpstreamBroken, detail)
                 }
-                _ => by_policy(problem, is_released),
+                _ => problem,
             };
-            Ended::without_answer(end, problem)
+            failed(request, ending, problem, settle)
         }
-        Exchanged::Abandoned => {
-            let detail = "the gate shuts down, and the upstream has not answered yet";
-            let problem = Problem::new(Code::UpstreamTimeout, detail);
-            Ended::without_answer(hold(UnknownCause::Shutdown), problem)
-        }
+        Exchanged::Abandoned => abandoned(),
     };
     let Ended { end, outcome, answer } = ended;
     let is_whole = answer.as_ref().map_or(true, |answer| answer.content.is_some());
@@ -377,6 +374,20 @@ fn answered(request: &ProtectedRequest, answer: Answer, control: &Control, settl
         Verdict::Hold => (hold(UnknownCause::Ended(ending)), Outcome::Problem(Code::OutcomeUnknown)),
     };
     Ended { end, outcome, answer: Ok(answer) }
+}
+
+/// What an attempt comes to that has no whole answer.
+fn failed(request: &ProtectedRequest, ending: Ending, problem: Problem, settle: Settle) -> Ended {
+    let is_released = settle(request.policy(), ending, &Control::default(), None) == Verdict::Release;
+    // Where it is stored: there is no answer to complete with.
+    let end = if is_released { End::Release } else { hold(UnknownCause::Ended(ending)) };
+    Ended::without_answer(end, by_policy(problem, is_released))
+}
+
+/// What an attempt comes to that the gate waits for no longer.
+fn abandoned() -> Ended {
+    let detail = "the gate shuts down, and the upstream has not answered yet";
+    Ended::without_answer(hold(UnknownCause::Shutdown), Problem::new(Code::UpstreamTimeout, detail))
 }
 
 fn hold(cause: UnknownCause) -> End {

@@ -23,7 +23,7 @@ use crate::idempotency::delivery::{Deliver, Order};
 use crate::idempotency::record::{RecordId, State};
 use crate::route::Route;
 use crate::store::deliveries::{self, Batch, Change, DeliveryState, Held, Take, Taken};
-use crate::store::{Counting, Error};
+use crate::store::{Counting, Error, Origin, OriginId};
 
 /// For how long no gate takes a delivery again. An attempt may last longer: a gate that takes it meanwhile finds its claim.
 const HOLD: Duration = Duration::from_secs(10);
@@ -80,13 +80,14 @@ pub async fn deliver_accepted(
             return;
         }
         if let Some(found) = looks.unless_too_soon(gate.routes_with_deliveries()).await {
+            gate.warn_of_stranded(&found, &mut stranded);
             left_over = found;
-            gate.warn_of_stranded(&left_over, &mut stranded);
         }
         while tasks.try_join_next().is_some() {}
         routes.retain(|_, task| !task.is_finished());
         for route in gate.router.routes().iter().filter(|route| route.policy.mode.protects()) {
-            if (route.policy.accepts() || left_over.contains(&route.name)) && !routes.contains_key(&route.name) {
+            let has_left_over = || left_over.iter().any(|origin| origin.id() == gate.states[&route.name].origin);
+            if (route.policy.accepts() || has_left_over()) && !routes.contains_key(&route.name) {
                 let (current, name) = (current.clone(), Arc::clone(&route.name));
                 routes.insert(Arc::clone(&route.name), tasks.spawn(deliver_of(current, name)));
             }
@@ -197,29 +198,30 @@ impl Lines {
 
 impl Gate {
     /// The routes of this service that have deliveries, whether they accept any more or not; nothing where the store fails.
-    async fn routes_with_deliveries(&self) -> Option<Vec<Arc<str>>> {
+    async fn routes_with_deliveries(&self) -> Option<Vec<Origin>> {
         let counting = async { deliveries::of(&*self.shared.store)?.count_deliveries().await };
         let counts = match timeout(HOLD, counting).await {
             Ok(Ok(counts)) => counts,
             _ => return None,
         };
         let own = counts.into_iter().filter(|count| count.queued > 0).filter_map(|count| count.origin);
-        let routes = own.filter(|origin| origin.service == self.settings.service).map(|origin| origin.route);
-        Some(routes.collect())
+        Some(own.filter(|origin| origin.service == self.settings.service).collect())
     }
 
     /// Logs which routes have deliveries that this gate does not deliver: once for each, until it does.
-    fn warn_of_stranded(&self, with_deliveries: &[Arc<str>], known: &mut HashSet<Arc<str>>) {
-        let delivers = |name: &Arc<str>| {
-            self.router.routes().iter().any(|route| route.name == *name && route.policy.mode.protects())
+    fn warn_of_stranded(&self, with_deliveries: &[Origin], known: &mut HashSet<OriginId>) {
+        let delivers = |origin: OriginId| {
+            let mut delivering = self.router.routes().iter().filter(|route| route.policy.mode.protects());
+            delivering.any(|route| self.states[&route.name].origin == origin)
         };
-        known.retain(|name| with_deliveries.contains(name) && !delivers(name));
-        for name in with_deliveries.iter().filter(|name| !delivers(name)) {
-            if known.insert(Arc::clone(name)) {
+        known.retain(|known| with_deliveries.iter().any(|origin| origin.id() == *known) && !delivers(*known));
+        for origin in with_deliveries.iter().filter(|origin| !delivers(origin.id())) {
+            if known.insert(origin.id()) {
                 tracing::warn!(
-                    route = &**name,
-                    "accepted requests of a route wait: this gate has no route of that name that protects or accepts requests; give \
-                     one this name until they are delivered, or purge them"
+                    route = &*origin.route,
+                    namespace = &*origin.namespace,
+                    "accepted requests of a route wait: this gate has no route of that name and namespace that protects or accepts \
+                     requests; give one this name and namespace until they are delivered, or purge them"
                 );
             }
         }

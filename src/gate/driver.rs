@@ -93,7 +93,7 @@ impl Gate {
         }
         // 5. Do what the route does with it.
         head.is_protected(!matches!(step, Step::Forward(_)));
-        let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head));
+        let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head.headers));
         let reply = match step {
             Step::Refuse(refusal) => self.refused(route, id, refusal),
             Step::Forward(why) => {

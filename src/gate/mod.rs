@@ -382,7 +382,7 @@ impl Gate {
                 self.refused(route, head.id, Refusal { problem, has_key: step.has_key() })
             }
         };
-        (state, self.share(reply, CrossOrigin::of(route, head)))
+        (state, self.share(reply, CrossOrigin::of(route, &head.headers)))
     }
 
     /// A reply as it goes to a script of the origin that asked.
@@ -408,7 +408,7 @@ impl Handler for Gate {
             let report = report.map(|report: Report| report.answered(response.status(), None, &[]));
             return response.map(|body| body.with_request_guard(None, None, report));
         }
-        if self.accepts && request_status::is_at(request.uri().path()) {
+        if request_status::is_at(request.uri().path()) && self.has_status(request.uri().path()).await {
             let response = self.tell_status(request, peer, id).await;
             let report = report.map(|report: Report| report.answered(response.status(), None, &[]));
             return response.map(|body| body.with_request_guard(None, None, report));

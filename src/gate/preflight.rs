@@ -39,12 +39,27 @@ impl Preflight {
         let method = head.headers.get(ACCESS_CONTROL_REQUEST_METHOD)?;
         let announced = Method::from_bytes(method.as_bytes()).ok()?;
         let route = router.find(&announced, head.authority(), head.uri.path())?;
-        let asked = CrossOrigin::of(route, head).filter(|asked| asked.is_allowed())?;
+        let asked = CrossOrigin::of(route, &head.headers).filter(|asked| asked.is_allowed())?;
         (route.policy.cors.preflight && route.policy.mode != Mode::Observe).then(|| Self {
             route: Arc::clone(route),
             asked,
             method: method.clone(),
             headers: head.headers.get_all(ACCESS_CONTROL_REQUEST_HEADERS).iter().cloned().collect(),
+        })
+    }
+
+    /// A preflight for the status of an accepted request, from an origin that a route names which accepts requests.
+    pub(super) fn of_status(router: &Router, method: &Method, headers: &HeaderMap) -> Option<Self> {
+        if *method != Method::OPTIONS {
+            return None;
+        }
+        let announced = headers.get(ACCESS_CONTROL_REQUEST_METHOD)?;
+        let asked = CrossOrigin::of_any_accepting(router, headers)?;
+        ["GET", "HEAD"].contains(&announced.to_str().ok()?).then(|| Self {
+            route: Arc::clone(asked.route()),
+            asked,
+            method: announced.clone(),
+            headers: headers.get_all(ACCESS_CONTROL_REQUEST_HEADERS).iter().cloned().collect(),
         })
     }
 
@@ -58,8 +73,8 @@ impl Preflight {
         // An upstream that authenticates every request refuses preflights: browsers send them without credentials.
         let knows_none = status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED;
         match status {
-            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => self.answer(&mut reply),
-            _ if knows_none && !knows_origins => self.answer(&mut reply),
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => reply.response = self.answer(),
+            _ if knows_none && !knows_origins => reply.response = self.answer(),
             _ if status.is_success() && !knows_origins => self.allow(reply.response.headers_mut()),
             _ if status.is_success() => self.allow_key(reply.response.headers_mut()),
             _ => {}
@@ -67,12 +82,12 @@ impl Preflight {
         reply
     }
 
-    /// Answers in the place of the upstream.
-    fn answer(&self, reply: &mut Reply) {
+    /// The answer in the place of the upstream.
+    pub(super) fn answer(&self) -> Response<Body> {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
         self.allow(response.headers_mut());
-        reply.response = response;
+        response
     }
 
     /// Allows what was asked for.

@@ -111,7 +111,7 @@ pub(super) fn lock_of(
     origin: OriginId,
     mut head: Head,
 ) -> Fresh {
-    let details = Details { key: None, ..head.details() };
+    let details = Details { key: None, is_accepted: false, ..head.details() };
     (head.method, head.path) = (Method::GET, path.to_string());
     let head = head.with_details(&details).encode();
     let lease = upstream.settings().timeout + LOCK_MARGIN;

@@ -193,7 +193,7 @@ impl ProtectedRequest {
     }
 
     /// What the record tells operators of the request.
-    fn details(&self) -> Details {
+    pub(super) fn details(&self) -> Details {
         let policy = self.policy();
         Details {
             request: Some(self.head.id),
@@ -204,6 +204,7 @@ impl ProtectedRequest {
             unknown_ttl: Some(policy.unknown_ttl),
             rules: self.state.rules_tags.get(self.made_by).copied(),
             key: policy.recovery.keeps_keys().then(|| self.key.clone()),
+            is_accepted: false,
         }
     }
 

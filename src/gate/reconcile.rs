@@ -14,7 +14,7 @@ use crate::idempotency::codec::Head;
 use crate::idempotency::record::{RecordId, State};
 use crate::idempotency::recovery::{Finding, Probe, Recovery};
 use crate::route::Route;
-use crate::store::{End, Error, Filter, Listed, Settled};
+use crate::store::{End, Error, Filter, Listed, Settled, deliveries};
 
 /// How often to look whether a route is due.
 const TICK: Duration = Duration::from_millis(500);
@@ -85,10 +85,11 @@ impl Gate {
     }
 
     async fn ask_about(&self, route: &Arc<Route>, probe: &Probe, found: Listed) -> Result<(), Stopped> {
-        let Listed { id, record, now, .. } = found;
+        let Listed { id, record, now, .. } = &found;
+        let (id, now) = (*id, *now);
         let Ok(head) = Head::decode(&record.head) else { return Ok(()) };
         let details = head.details();
-        if !probe.is_due(&record, &details, route.policy.unknown_ttl, now) || record.until <= now {
+        if !probe.is_due(record, &details, route.policy.unknown_ttl, now) || record.until <= now {
             return Ok(());
         }
         // A record from before `every` was set has none.
@@ -112,6 +113,10 @@ impl Gate {
         if let Some(end) = end {
             let settled = store.settle(id, record.attempt, end).await.map_err(Stopped::Store)?;
             reconciled(state, id, probed.finding, &settled);
+            // What ran is not delivered any more. What did not is tried again when an operator says so.
+            if probed.finding == Finding::Done && matches!(settled, Settled::Done { .. }) {
+                deliveries::remove_of(&**store, &found).await.map_err(Stopped::Store)?;
+            }
         }
         if probed.is_silent() { Err(Stopped::Silent(id)) } else { Ok(()) }
     }

@@ -377,6 +377,9 @@ fn millis(count: u128) -> Duration {
     Duration::from_millis(u64::try_from(count).unwrap_or(u64::MAX))
 }
 
+/// Longer than any clock is off.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// The request may not run, by the time that it says.
 pub(super) fn untimely(rule: &RequestTime, untimely: Untimely) -> Problem {
     let RequestTime { from, max_age, skew } = rule;
@@ -385,7 +388,9 @@ pub(super) fn untimely(rule: &RequestTime, untimely: Untimely) -> Problem {
         let [minutes, seconds] = [60_000, 1000].map(|unit| time.as_millis() / unit * unit).map(millis);
         let coarse = if time.as_secs() < 60 * 60 { seconds } else { minutes };
         let shown = [coarse, seconds].into_iter().find(|shown| *shown > most);
-        humantime::format_duration(shown.unwrap_or_else(|| millis(time.as_millis())))
+        let shown = humantime::format_duration(shown.unwrap_or_else(|| millis(time.as_millis())));
+        // That is no time of a request, but a unit that was taken for another.
+        if time > YEAR && most < YEAR { "more than a year".to_owned() } else { shown.to_string() }
     };
     let what = match untimely {
         Untimely::Missing => format!("the request has no `{from}`, which says when it was made"),

@@ -8,7 +8,8 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::answer::{Reply, takes_get_only};
+use super::answer::{CrossOrigin, Reply, takes_get_only};
+use super::preflight::Preflight;
 use super::request::Head;
 use super::{Gate, OVERLOADED_RETRY, TOO_MANY};
 use crate::http::answer;
@@ -41,10 +42,36 @@ pub(super) fn is_at(path: &str) -> bool {
     path.starts_with(PATH)
 }
 
+/// The record that a path names.
+fn record_at(path: &str) -> Option<RecordId> {
+    path.strip_prefix(PATH).and_then(RecordId::parse)
+}
+
 /// What there is of a request.
 struct Found {
     record: Option<(Record, Timestamp)>,
     delivery: Option<Delivery>,
+}
+
+impl Found {
+    /// The head that its record has or will have; nothing where this version cannot read it.
+    fn head(&self) -> Option<codec::Head> {
+        let of_record = || self.record.as_ref().map(|(record, _)| &record.head);
+        codec::Head::decode(self.delivery.as_ref().map(|delivery| &delivery.head).or_else(of_record)?).ok()
+    }
+
+    /// Whether it was accepted, whatever its route does by now.
+    fn is_accepted(&self) -> bool {
+        self.delivery.is_some() || self.head().is_some_and(|head| head.details().is_accepted)
+    }
+}
+
+/// A question of a caller about a request of its own.
+struct Question<'a> {
+    route: &'a Arc<Route>,
+    head: Head,
+    id: RecordId,
+    found: Found,
 }
 
 /// Where a request stands.
@@ -70,6 +97,20 @@ impl Standing {
 }
 
 impl Gate {
+    /// Whether this gate answers for the status at a path: it accepts requests, or this one was accepted before.
+    pub(super) async fn has_status(&self, path: &str) -> bool {
+        if self.accepts {
+            return true;
+        }
+        let Some(id) = record_at(path).filter(|_| self.shared.store.deliveries().is_some()) else { return false };
+        let Some(_permit) = self.shared.usage.requests.acquire(1) else { return true };
+        match timeout(self.settings.settle_timeout, self.find_accepted(id)).await {
+            Ok(Ok(found)) => found.is_some_and(|(_, found)| found.is_accepted()),
+            // Another answer could pass for the end of it.
+            Ok(Err(_)) | Err(_) => true,
+        }
+    }
+
     /// Answers a request for a status.
     pub(super) async fn tell_status(
         self: &Arc<Self>,
@@ -77,10 +118,20 @@ impl Gate {
         peer: Peer,
         id: RequestId,
     ) -> Response<Body> {
-        let mut response = match self.status(request, peer, id).await {
-            Ok(response) => response,
-            Err(problem) => Reply::problem(problem, None, id).response,
+        if let Some(preflight) = Preflight::of_status(&self.router, request.method(), request.headers()) {
+            return preflight.answer();
+        }
+        if *request.method() != Method::GET && *request.method() != Method::HEAD {
+            return takes_get_only();
+        }
+        let of_any = CrossOrigin::of_any_accepting(&self.router, request.headers());
+        let (origin, answered) = match self.question(request, peer, id).await {
+            Ok(question) => (CrossOrigin::of(question.route, &question.head.headers), self.answer_to(&question)),
+            // Whether there is a request of another caller, no header says.
+            Err(problem) => (of_any, Err(problem)),
         };
+        let reply = answered.unwrap_or_else(|problem| Reply::problem(problem, None, id));
+        let mut response = self.share(reply, origin).response;
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if !headers.contains_key(DATE)
@@ -91,31 +142,30 @@ impl Gate {
         response
     }
 
-    async fn status(
+    /// What a caller asks about its own request.
+    async fn question(
         self: &Arc<Self>,
         request: Request<RequestBody>,
         peer: Peer,
         id: RequestId,
-    ) -> Result<Response<Body>, Problem> {
-        if *request.method() != Method::GET && *request.method() != Method::HEAD {
-            return Ok(takes_get_only());
-        }
+    ) -> Result<Question<'_>, Problem> {
         let Some(_permit) = self.shared.usage.requests.acquire(1) else {
             return Err(Problem::new(Code::Overloaded, TOO_MANY).retry_after(OVERLOADED_RETRY));
         };
         let (mut head, _) = Head::read(request, peer, &self.context, (id, None))?;
-        let record = head.uri.path().strip_prefix(PATH).and_then(RecordId::parse).ok_or_else(absent)?;
+        let record = record_at(head.uri.path()).ok_or_else(absent)?;
         let found = timeout(self.settings.settle_timeout, self.find_accepted(record)).await;
         let (origin, found) = found.map_err(|_| away())?.map_err(|_| away())?.ok_or_else(absent)?;
         let route = self.router.routes().iter().find(|route| route.name == origin.route).ok_or_else(absent)?;
-        if origin.service != self.settings.service || !(route.policy.accepts() || found.delivery.is_some()) {
+        // A record from before records said that they were accepted is one of a route that accepts requests.
+        if origin.service != self.settings.service || !(route.policy.accepts() || found.is_accepted()) {
             return Err(absent());
         }
         if route.policy.scope.has_claims() {
             self.verify(&mut head).await?;
         }
         self.is_of_caller(route, &head, record, &found)?;
-        self.show(route, &head, record, &found)
+        Ok(Question { route, head, id: record, found })
     }
 
     async fn find_accepted(&self, id: RecordId) -> Result<Option<(Origin, Found)>, Error> {
@@ -131,12 +181,7 @@ impl Gate {
 
     /// Whoever asks must be who sent the request; to all others there is no such request.
     fn is_of_caller(&self, route: &Route, head: &Head, id: RecordId, found: &Found) -> Result<(), Problem> {
-        let encoded = match (&found.delivery, &found.record) {
-            (Some(delivery), _) => &delivery.head,
-            (None, Some((record, _))) => &record.head,
-            (None, None) => return Err(absent()),
-        };
-        let kept = codec::Head::decode(encoded).map_err(|_| away())?;
+        let kept = found.head().ok_or_else(away)?;
         let caller = kept.details().caller.ok_or_else(absent)?;
         let scope = &route.policy.scope;
         let identifier = self.identifiers.all().find(|known| known.caller(scope, head.caller()) == caller);
@@ -148,7 +193,7 @@ impl Gate {
         Ok(())
     }
 
-    fn show(&self, route: &Route, head: &Head, id: RecordId, found: &Found) -> Result<Response<Body>, Problem> {
+    fn answer_to(&self, Question { route, head, id, found }: &Question<'_>) -> Result<Reply, Problem> {
         let standing = standing(route, found).ok_or_else(absent)?;
         let mut document = json!({ "id": id.to_string(), "state": standing.as_str() });
         if let Some(delivery) = &found.delivery {
@@ -172,7 +217,7 @@ impl Gate {
             document["status"] = answer.status.as_u16().into();
             document["expires_at"] = rfc3339(record.until).into();
         }
-        Ok(self.document(route, standing, &document))
+        Ok(Reply::new(Outcome::Accepted, self.document(route, standing, &document)))
     }
 
     fn document(&self, route: &Route, standing: Standing, document: &Value) -> Response<Body> {
@@ -188,7 +233,7 @@ impl Gate {
     }
 
     /// The answer itself.
-    fn give(&self, head: &Head, answer: &Answer, until: Timestamp) -> Result<Response<Body>, Problem> {
+    fn give(&self, head: &Head, answer: &Answer, until: Timestamp) -> Result<Reply, Problem> {
         if answer.content.is_none() {
             let detail = "the request ran, and its response was not kept";
             let mut problem = Problem::new(Code::ResponseNotStored, detail);
@@ -197,7 +242,7 @@ impl Gate {
         }
         let response = answer::response(answer, &head.method, head.version);
         let reply = self.keyed(Reply::new(Outcome::Replayed, response));
-        Ok(reply.with_expiry(&self.settings.headers, until).response)
+        Ok(reply.with_expiry(&self.settings.headers, until))
     }
 }
 
@@ -222,13 +267,19 @@ fn wants_answer(head: &Head, answer: &Answer) -> bool {
     head.uri.query().is_some_and(asks) || accepts_type(&head.headers, answer)
 }
 
-/// Whether the type of an answer is among those that a client names. Ranges of types are not names.
+/// Whether the type of an answer is among those that a client names. Ranges of types are not names, and a weight of 0 says that
+/// the client does not take it (RFC 9110, 12.4.2).
 fn accepts_type(headers: &HeaderMap, answer: &Answer) -> bool {
     let essence = |text: &str| text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let Some((_, value)) = answer.headers.iter().find(|(name, _)| *name == CONTENT_TYPE) else { return false };
     let Ok(kind) = value.to_str().map(essence) else { return false };
     let named = headers.get_all(ACCEPT).iter().filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(','));
-    named.map(essence).any(|named| named == kind)
+    let is_taken = |named: &str| {
+        let weights = named.split(';').skip(1).filter_map(|parameter| parameter.trim().split_once('='));
+        let mut weights = weights.filter(|(name, _)| name.eq_ignore_ascii_case("q"));
+        weights.all(|(_, weight)| weight.parse() != Ok(0.0_f32))
+    };
+    named.filter(|named| is_taken(named)).map(essence).any(|named| named == kind)
 }
 
 fn absent() -> Problem {

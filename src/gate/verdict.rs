@@ -12,6 +12,7 @@ use super::Gate;
 use super::answer::{Client, Reply};
 use super::driver::drive;
 use super::protected::ProtectedRequest;
+use crate::idempotency::codec::Head;
 use crate::idempotency::delivery::{Deliver, Fate};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{Record, RecordId, State, Timestamp};
@@ -120,6 +121,14 @@ impl Gate {
         // An expired record still tells how this attempt ended; an older record would have been superseded.
         let found = self.shared.store.get(id).await?;
         let Some(Listed { record, now, .. }) = found else { return again(word.to_owned()) };
+        // Before an upstream may be asked about an unknown outcome, there is no attempt.
+        if let (Outcome::Problem(Code::OutcomeUnknown), Recovery::Probe(probe)) = (reply.outcome, &policy.recovery)
+            && let Ok(head) = Head::decode(&record.head)
+            && let Some(wait) = probe.due_in(&record, &head.details(), policy.unknown_ttl, now)
+            && !wait.is_zero()
+        {
+            return Ok(Verdict::Wait(wait));
+        }
         match (state_at(&record, now), &policy.recovery) {
             (State::Completed, _) => Ok(Verdict::Done),
             (State::InFlight, _) => Ok(Verdict::Wait(RUNNING)),

@@ -117,13 +117,25 @@ impl Probe {
     /// the record's route, for records that do not say their own.
     #[must_use]
     pub fn is_due(&self, record: &Record, details: &Details, unknown_ttl: Duration, now: Timestamp) -> bool {
+        self.due_in(record, details, unknown_ttl, now) == Some(Duration::ZERO)
+    }
+
+    /// After what time the upstream may be asked about a record: none where it may be asked now. `None` where it never is.
+    #[must_use]
+    pub fn due_in(
+        &self,
+        record: &Record,
+        details: &Details,
+        unknown_ttl: Duration,
+        now: Timestamp,
+    ) -> Option<Duration> {
         let since = match record.state {
             // Its lease has passed, and nothing has noticed yet.
             State::InFlight => record.until,
             State::Unknown => unknown_since(record, details).unwrap_or(record.until.minus(unknown_ttl)),
-            State::Completed => return false,
+            State::Completed => return None,
         };
-        self.after.is_some_and(|after| since.plus(after) <= now)
+        Some(since.plus(self.after?).since(now))
     }
 }
 

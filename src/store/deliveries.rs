@@ -326,3 +326,17 @@ impl DeliveryPage {
 pub fn of(store: &dyn Store) -> Result<&dyn Deliveries, Error> {
     store.deliveries().ok_or_else(|| Error::determinate(ErrorKind::Other, "this store keeps no deliveries"))
 }
+
+/// Removes the delivery that a record is of. What was accepted after the record was claimed is of another request with the same
+/// key, and stays.
+///
+/// # Errors
+/// Where the store does not say.
+pub async fn remove_of(store: &dyn Store, Listed { id, record, .. }: &Listed) -> Result<(), Error> {
+    let Some(queue) = store.deliveries() else { return Ok(()) };
+    let delivery = queue.delivery(*id).await?.filter(|delivery| delivery.accepted_at <= record.claimed_at);
+    if let Some(Delivery { id, token, accepted_at: until, .. }) = delivery {
+        queue.change(Held { id, token, until }, Change::Finish).await?;
+    }
+    Ok(())
+}

@@ -1,6 +1,7 @@
 //! `mode = "accept"` and `Prefer: respond-async`: a request is durable before its 202, and delivered later.
 
 mod operators;
+mod status;
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -112,29 +113,6 @@ fn a_client_may_prefer_it() {
     // Where the route does not allow it, the preference is nothing.
     let gate = Gate::before(&upstream).start();
     post("plain").header("prefer", "respond-async").send(&gate).expect(200, "executed");
-}
-
-#[test]
-fn the_status_is_its_callers_alone() {
-    if is_refused_here() {
-        return;
-    }
-    let upstream = Upstream::start(|_| Reply::ok("done"));
-    let gate = accepting(&upstream, "").start();
-    let as_ada = |request: Request| request.header("authorization", "Basic YWRhOjE=");
-    let location = expect_accepted(&as_ada(Request::post("/charges").key("k-1").body("{}")).send(&gate));
-    eventually("it is delivered", || {
-        (as_ada(Request::get(&location)).send(&gate).json()["state"] == "completed").then_some(())
-    });
-    Request::get(&location).send(&gate).expect_bare_problem(404, "no-route");
-    Request::get(&location).header("authorization", "Basic Ym9iOjE=").send(&gate).expect_bare_problem(404, "no-route");
-    // The same user with another password.
-    let other = Request::get(&location).header("authorization", "Basic YWRhOjI=").send(&gate);
-    other.expect_bare_problem(422, "caller-differs");
-    let absent = format!("/.well-known/oncegate/requests/{}", "0".repeat(64));
-    Request::get(&absent).send(&gate).expect_bare_problem(404, "no-route");
-    Request::get("/.well-known/oncegate/requests/x").send(&gate).expect_bare_problem(404, "no-route");
-    assert_eq!(code(&Request::post(&location).body("").send(&gate)), 405);
 }
 
 #[test]
@@ -449,17 +427,24 @@ fn what_no_route_delivers_any_more_is_named() {
         return;
     }
     let upstream = Upstream::start(|_| Reply::raw(JSON));
-    let routes = |name: &str| {
+    let routes = |name: &str, namespace: &str| {
         format!(
-            "[[routes]]\nname = \"{name}\"\nnamespace = \"n\"\npath = \"/charges\"\nmethods = [\"POST\"]\nmode = \"accept\"\n"
+            "[[routes]]\nname = \"{name}\"\nnamespace = \"{namespace}\"\npath = \"/charges\"\nmethods = [\"POST\"]\nmode = \"accept\"\n"
         )
     };
-    let gate = Gate::before(&upstream).routes(&routes("old")).start();
+    let gate = Gate::before(&upstream).routes(&routes("old", "n")).arg("--accept-identity-change").start();
     let pause = json!({"route": "old", "reason": "look"});
     assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause))), 204);
     expect_accepted(&gate.post("/charges", "k-1", "{}"));
-    let gate = gate.stop().routes(&routes("new")).start();
-    eventually("a warning", || gate.log().contains("has no route of that name").then_some(()));
-    let is_it = |line: &str| line.contains("has no route of that name") && line.contains("\"route\":\"old\"");
-    assert!(gate.log().lines().any(is_it), "{}", gate.log());
+    let mut gate = gate;
+    // Identities are made with the namespace: what has another is not found under this route's name either.
+    for (name, namespace) in [("new", "n"), ("old", "other")] {
+        gate = gate.stop().routes(&routes(name, namespace)).start();
+        let is_it = |line: &str| {
+            line.contains("has no route of that name and namespace")
+                && line.contains("\"route\":\"old\"")
+                && line.contains("\"namespace\":\"n\"")
+        };
+        eventually("a warning", || gate.log().lines().any(is_it).then_some(()));
+    }
 }

@@ -41,7 +41,7 @@ fn what_is_too_old_or_says_no_time_does_not_run() {
         (at(-hour), "the request is 1h "),
         (at(-25 * hour), "the request is 1day 1h old"),
         (at(-2 * hour) + "000", "the request is 2h old"),
-        ("0".to_owned(), "old, and may run until it is 1h"),
+        ("0".to_owned(), "more than a year old, and may run until it is 1h"),
         ("2020-01-01T00:00:00Z".to_owned(), "old, and may run until it is 1h"),
         ("Wed, 01 Jan 2020 00:00:00 GMT".to_owned(), "old, and may run until it is 1h"),
         (at(6 * 60), "clocks may differ by 5m"),

@@ -13,7 +13,7 @@ use crate::admin::endpoints::REVEALING;
 use crate::admin::query::{self, bad, pairs, unknown};
 use crate::admin::records::unavailable;
 use crate::admin::tokens::Role;
-use crate::admin::wanted::since;
+use crate::admin::wanted::parse_since;
 use crate::idempotency::record::RecordId;
 use crate::store::ErrorKind;
 use crate::store::audit::{self, Entry, EntryFilter, Position};
@@ -84,11 +84,7 @@ impl Query {
         let filter = &mut parsed.filter;
         for (name, value) in pairs(query)? {
             match name {
-                "since" => {
-                    let since = since(&value);
-                    let wrong = "must be a duration such as 1h, or a time such as 2026-01-31T22:00:00Z";
-                    filter.since = Some(since.ok_or_else(|| bad(name, wrong))?);
-                }
+                "since" => filter.since = Some(parse_since(&value).map_err(|wrong| bad(name, wrong))?),
                 "action" => {
                     let action = Action::ALL.map(Action::as_str).into_iter().find(|action| *action == value);
                     let words = || Action::ALL.map(Action::as_str).join(", ");

@@ -60,7 +60,7 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
         Some(("http", _)) => (80, false),
         Some(("https", _)) => (443, true),
         _ => {
-            let wrong = Wrong::new("an upstream's URL starts with `http://`, `https://` or `unix:`");
+            let wrong = Wrong::new("the URL starts with `http://`, `https://` or `unix:`");
             return Err(wrong.hint(FORM));
         }
     };
@@ -69,15 +69,15 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
         return Err(Wrong::new("this is not a URL").hint(FORM));
     };
     if authority.as_str().contains('@') {
-        let wrong = Wrong::new("an upstream's URL has no user and no password");
+        let wrong = Wrong::new("the URL has no user and no password");
         return Err(wrong.hint("remove them: the client's own Authorization header is passed on"));
     }
     if uri.path() != "/" {
-        let wrong = Wrong::new("an upstream's URL has no path");
+        let wrong = Wrong::new("the URL has no path");
         return Err(wrong.hint(format!("{FORM}: the path of a request is passed on as it is")));
     }
     if uri.query().is_some() || text.contains('#') {
-        return Err(Wrong::new("an upstream's URL has no query and no fragment").hint(FORM));
+        return Err(Wrong::new("the URL has no query and no fragment").hint(FORM));
     }
     let host = authority.host().trim_start_matches('[').trim_end_matches(']');
     let port = match authority.as_str().strip_prefix(authority.host()) {

@@ -5,7 +5,7 @@ use http::{HeaderName, HeaderValue, Version};
 
 use super::super::answer::{Client, Reply};
 use super::super::protected::{ProtectedRequest, has_length};
-use super::{Ended, Following, Settle, hold};
+use super::{Following, Settle};
 use crate::http::answer::{Relayed, ResponseTee, Withheld};
 use crate::http::body::{Body, Sender};
 use crate::http::problem::Problem;
@@ -13,9 +13,16 @@ use crate::idempotency::codec::Answer;
 use crate::idempotency::policy::Delivery;
 use crate::idempotency::record::{Attempt, Record, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict};
-use crate::idempotency::unknown::UnknownCause;
-use crate::store::{End, Settled};
-use crate::telemetry::outcome::{Code, Outcome};
+use crate::store::Settled;
+use crate::telemetry::outcome::Outcome;
+
+/// Why an answer broke off whose client has its head.
+pub(super) enum Cut {
+    /// The upstream broke it off, or it took too long.
+    Broken,
+    /// The gate shuts down and waits no longer.
+    Shutdown,
+}
 
 /// Gives the client the end of an answer that it has in part, if that is what retries will get; else the answer breaks off,
 /// and a retry tells. Returns the way to the client where there is more to come.
@@ -64,14 +71,14 @@ pub(super) async fn relay(request: &ProtectedRequest, following: Following, send
 }
 
 /// Gives the client an answer that releases its key and is too large to keep, but for its end: that is withheld until the key is
-/// free. An error says why it broke off: then how the attempt ended is unknown, whatever the head of the answer says. A delivery or
-/// a message has no use for the answer, and gets its reply when the attempt has ended.
+/// free. An error says why it broke off: then the attempt failed, whatever the head of the answer says. A delivery or a message has
+/// no use for the answer, and gets its reply when the attempt has ended.
 pub(super) async fn relay_released(
     request: &ProtectedRequest,
     following: Following,
     head: &Answer,
     client: &mut Option<Client>,
-) -> Result<Withheld, UnknownCause> {
+) -> Result<Withheld, Cut> {
     let client = if request.is_unattended { None } else { client.take() };
     let sender = client.map(|client| {
         let (sender, body) = Body::channel();
@@ -79,16 +86,16 @@ pub(super) async fn relay_released(
         sender
     });
     let Following { rest, limits, connection, counted: _counted } = following;
-    let cause = match or_shutdown(request, rest.relay_but_end(sender, limits)).await {
+    let cut = match or_shutdown(request, rest.relay_but_end(sender, limits)).await {
         Some(Some(end)) => {
             connection.return_after_relay();
             return Ok(end);
         }
-        Some(None) => UnknownCause::Ended(Ending::Broken),
-        None => UnknownCause::Shutdown,
+        Some(None) => Cut::Broken,
+        None => Cut::Shutdown,
     };
     warn_of_cut(request);
-    Err(cause)
+    Err(cut)
 }
 
 /// What comes of something, unless the gate shuts down and waits no longer.
@@ -103,16 +110,6 @@ async fn or_shutdown<T>(request: &ProtectedRequest, relaying: impl Future<Output
 
 fn warn_of_cut(request: &ProtectedRequest) {
     tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle");
-}
-
-/// How an attempt ends whose answer broke off after its client had the head.
-pub(super) fn cut_off(request: &ProtectedRequest, cause: UnknownCause, settle: Settle) -> Ended {
-    let is_released = match cause {
-        UnknownCause::Ended(ending) => settle(request.policy(), ending, &Control::default(), None) == Verdict::Release,
-        _ => false,
-    };
-    let end = if is_released { End::Release } else { hold(cause) };
-    Ended::without_answer(end, Problem::new(Code::UpstreamBroken, "the upstream broke off its answer"))
 }
 
 /// Adds to a failed attempt's problem what a retry gets, if the route's `outcomes` differ from the defaults that its code implies: they

@@ -1,4 +1,4 @@
-//! What a head keeps for operators alone. No decision depends on it.
+//! What a head keeps for operators, and for the client that asks what became of an accepted request. No claim depends on it.
 //!
 //! A list of entries, each a byte that says what it is, a byte for its length, and its bytes. A reader skips entries that it
 //! does not know, so that a later version can add some without another version of heads.
@@ -23,6 +23,7 @@ const KEY: u8 = 6;
 /// All tags, one after the other.
 const SCOPE: u8 = 7;
 const RULES: u8 = 8;
+const ACCEPTED: u8 = 9;
 
 /// The most tags in an entry.
 const MOST_TAGS: usize = u8::MAX as usize / size_of::<ScopeTag>();
@@ -46,6 +47,8 @@ pub struct Details {
     pub unknown_ttl: Option<Duration>,
     /// The whole key, where the upstream is asked about records without a client.
     pub key: Option<Key>,
+    /// Whether it was accepted, and its client may ask for its status.
+    pub is_accepted: bool,
 }
 
 impl Details {
@@ -86,6 +89,9 @@ impl Details {
         if let Some(key) = &self.key {
             key.as_str().as_bytes().chunks(usize::from(u8::MAX)).for_each(|chunk| put(KEY, chunk));
         }
+        if self.is_accepted {
+            put(ACCEPTED, &[]);
+        }
         out.into()
     }
 
@@ -105,6 +111,7 @@ impl Details {
                 SCOPE => details.scope = Some(value.as_chunks().0.iter().copied().map(ScopeTag).collect()),
                 RULES => details.rules = value.as_ref().try_into().ok().map(RulesTag),
                 KEY => key.extend_from_slice(&value),
+                ACCEPTED => details.is_accepted = true,
                 _ => {}
             }
         }
@@ -137,6 +144,7 @@ pub(super) mod tests {
             rules in proptest::option::of(any::<[u8; 8]>()),
             unknown_ttl in proptest::option::of(any::<u64>()),
             key in proptest::option::of("[!-~]{1,600}"),
+            is_accepted in any::<bool>(),
         ) -> Details {
             Details {
                 request: request.and_then(NonZeroU64::new).map(RequestId),
@@ -147,6 +155,7 @@ pub(super) mod tests {
                 rules: rules.map(RulesTag),
                 unknown_ttl: unknown_ttl.map(Duration::from_millis),
                 key: key.and_then(|key| Key::from_value(key.as_bytes(), key.len()).ok()),
+                is_accepted,
             }
         }
     }
@@ -158,7 +167,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn entries_of_a_later_version_are_skipped(details in details(), what in 9..=255_u8, value in "[a-z]{0,9}") {
+        fn entries_of_a_later_version_are_skipped(details in details(), what in 10..=255_u8, value in "[a-z]{0,9}") {
             let later = [&[what, value.len() as u8], value.as_bytes(), &details.encode()].concat();
             prop_assert_eq!(Details::decode(&later.into()), details);
         }
@@ -180,10 +189,11 @@ pub(super) mod tests {
             rules: Some(RulesTag([4; 8])),
             unknown_ttl: Some(Duration::from_millis(258)),
             key: Key::from_value(b"k-1", 255).ok(),
+            is_accepted: true,
         };
         let mut expected = b"\x01\x08\0\0\0\0\0\0\0\x07\x02\x10".to_vec();
         expected.extend(8_u128.to_be_bytes());
-        expected.extend(b"\x03\x03app\x04\x08\x09\x09\x09\x09\x09\x09\x09\x09\x07\x10\x05\x05\x05\x05\x05\x05\x05\x05\x06\x06\x06\x06\x06\x06\x06\x06\x08\x08\x04\x04\x04\x04\x04\x04\x04\x04\x05\x02\x01\x02\x06\x03k-1");
+        expected.extend(b"\x03\x03app\x04\x08\x09\x09\x09\x09\x09\x09\x09\x09\x07\x10\x05\x05\x05\x05\x05\x05\x05\x05\x06\x06\x06\x06\x06\x06\x06\x06\x08\x08\x04\x04\x04\x04\x04\x04\x04\x04\x05\x02\x01\x02\x06\x03k-1\x09\x00");
         assert_eq!(&details.encode()[..], &expected[..]);
         let long = Details { upstream: Some("x".repeat(256)), ..Details::default() };
         assert_eq!(Details::decode(&long.encode()), Details::default());
