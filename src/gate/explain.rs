@@ -15,6 +15,7 @@ use super::pass::{self, too_large};
 use super::policy_page;
 use super::preflight::Preflight;
 use super::request::{self, ForwardingContext, Head};
+use super::request_status;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
 use crate::idempotency::credential::{Credential, Kind};
@@ -60,6 +61,8 @@ pub struct Explanation {
 pub enum Fate {
     /// It gets the policy page.
     PolicyPage,
+    /// It gets the status of an accepted request.
+    Status,
     /// It is refused before a route is looked for.
     Malformed(Problem),
     /// Its path can be read in two ways that are protected differently. It gets the problem.
@@ -133,6 +136,9 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
     if settings.policy_page.as_ref().is_some_and(|page| policy_page::is_at(page, &head.uri)) {
         return without_route(Fate::PolicyPage);
     }
+    if request_status::is_at(head.uri.path()) && router.routes().iter().any(|route| route.policy.accepts()) {
+        return without_route(Fate::Status);
+    }
     let lacks_certificate = asks_certificate && certificate.is_none();
     let upgrades = settings.upgrades.asked(head.version, &head.headers).is_some();
     // An unused address stands for an unknown one; it is not read then.
@@ -161,7 +167,7 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
         Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(_) | Handling::Observed(_)) => {
             Preflight::of(router, &head)
         }
-        Fate::PolicyPage | Fate::Malformed(_) | Fate::Ambiguous(..) | Fate::Routed(..) => None,
+        Fate::PolicyPage | Fate::Status | Fate::Malformed(_) | Fate::Ambiguous(..) | Fate::Routed(..) => None,
     };
     let preflight = preflight.map(|preflight| preflight.route);
     Explanation { authority, ignores_key: has_key && is_unprotected, preflight, fate }

@@ -37,6 +37,10 @@ pub(super) fn write(config: &Resolved, request: &ExplainedRequest<'_>, explanati
             report.line("answer", "the policy page of [policy_page], to GET and HEAD; 405 to any other method");
             report.line("protected", "no: nothing is forwarded");
         }
+        Fate::Status => {
+            report.line("answer", "the status of an accepted request, for its caller; 404 to others");
+            report.line("protected", "no: nothing is forwarded");
+        }
         Fate::Malformed(problem) => report.answer(problem, None),
         Fate::Ambiguous(ambiguous, problem) => {
             report.ambiguous(ambiguous);

@@ -170,3 +170,15 @@ fn what_is_found_out_after_it_was_given_up_is_dead_no_more() {
     eventually("it is dead no more", || (dead() == Some(0)).then_some(()));
     assert_eq!(upstream.runs_of("k-1"), 1);
 }
+
+#[test]
+fn the_path_of_a_status_is_explained() {
+    if is_refused_here() {
+        return;
+    }
+    let plan = accepting(&Upstream::start(|_| Reply::ok("x")), "");
+    let config = plan.config().to_string_lossy().into_owned();
+    let target = "http://gate.example/.well-known/oncegate/requests/0";
+    let (_, said, _) = oncegate(&["explain", "--config", &config, target]);
+    assert!(said.contains("the status of an accepted request"), "{said}");
+}
