@@ -14,7 +14,7 @@ use self::curl::{CurlArgs, Sent, Unsent};
 use self::report::ExplainedRequest;
 use super::{FileArgs, complain, configured, print};
 use crate::config::{Flags, Sources};
-use crate::gate::explain::{Question, explain};
+use crate::gate::explain::{Sample, explain};
 use crate::idempotency::scope::ClientCertificate;
 
 mod credential;
@@ -61,7 +61,7 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
         Err(status) => return Ok(status),
     };
     let request = ExplainedRequest { head: head.clone(), body: body.as_deref().unwrap_or_default(), type_is_default };
-    let question = Question {
+    let sample = Sample {
         head,
         body: request.body,
         client_ip: args.client_ip,
@@ -69,7 +69,7 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
         asks_certificate: config.server.accept.tls.as_ref().is_some_and(|tls| tls.files.client_ca.is_some()),
         is_secure: config.server.accept.tls.is_some(),
     };
-    let explanation = explain(&config.gate, &config.router, question);
+    let explanation = explain(&config.gate, &config.router, sample);
     print(&report::write(&config, &request, &explanation))?;
     Ok(ExitCode::SUCCESS)
 }

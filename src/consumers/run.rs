@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Settings;
 use super::source::{End, Error, Received, Subscription, subscribe};
-use crate::gate::{Gate, Message, Tries, Verdict};
+use crate::gate::{Disposition, Gate, Message, Tries};
 use crate::idempotency::key::Found;
 use crate::telemetry::consumers::{ConsumerMetrics, Ended};
 
@@ -286,13 +286,13 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
             };
             let before = self.attempts_of(&key);
             let tries = Tries { attempts: before.count, age: before.since.elapsed() };
-            let verdict = (self.current)().consume(message, tries).await;
+            let disposition = (self.current)().consume(message, tries).await;
             drop(turn);
-            let pause = match verdict {
-                Verdict::Done => return self.forget(&key, End::Done),
-                Verdict::GiveUp { note, .. } => return self.forget(&key, End::Dead(note)),
-                Verdict::Wait(pause) => pause,
-                Verdict::Again { pause, .. } => {
+            let pause = match disposition {
+                Disposition::Done => return self.forget(&key, End::Done),
+                Disposition::GiveUp { note, .. } => return self.forget(&key, End::Dead(note)),
+                Disposition::Wait(pause) => pause,
+                Disposition::Again { pause, .. } => {
                     self.remember(key.clone(), before);
                     pause
                 }

@@ -32,7 +32,7 @@ struct State {
 }
 
 /// How many attempts may begin.
-pub(super) struct Permit {
+pub(super) struct Allowance {
     pub(super) count: u32,
     /// What the one attempt holds until it ends that tries whether the upstream can be reached again.
     pub(super) trial: Option<Trial>,
@@ -46,17 +46,17 @@ pub(super) struct Trial {
 
 impl Circuit {
     /// How many may begin, of so many.
-    pub(super) fn permit(self: &Arc<Self>, wanted: u32) -> Permit {
+    pub(super) fn allow(self: &Arc<Self>, wanted: u32) -> Allowance {
         let (mut state, now) = (self.state(), Instant::now());
         let is_tried = state.trial.is_some_and(|(_, since)| now < since + LONGEST_OPEN);
         match state.open_until {
-            None => Permit { count: wanted, trial: None },
-            Some(until) if now < until || is_tried || wanted == 0 => Permit { count: 0, trial: None },
+            None => Allowance { count: wanted, trial: None },
+            Some(until) if now < until || is_tried || wanted == 0 => Allowance { count: 0, trial: None },
             Some(_) => {
                 state.trials += 1;
                 let number = state.trials;
                 state.trial = Some((number, now));
-                Permit { count: 1, trial: Some(Trial { circuit: Arc::clone(self), number }) }
+                Allowance { count: 1, trial: Some(Trial { circuit: Arc::clone(self), number }) }
             }
         }
     }
@@ -127,7 +127,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_circuit_opens_and_one_at_a_time_tries_it() {
         let circuit = Arc::<Circuit>::default();
-        let allowed = |wanted| circuit.permit(wanted).count;
+        let allowed = |wanted| circuit.allow(wanted).count;
         for _ in 1..OPENS_AFTER {
             circuit.ended(false);
             assert_eq!(allowed(8), 8);
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(allowed(8), 0);
         advance(OPEN).await;
         assert_eq!(allowed(0), 0);
-        let trial = circuit.permit(8);
+        let trial = circuit.allow(8);
         assert_eq!((trial.count, allowed(7)), (1, 0), "one tries it already");
         circuit.ended(false);
         drop(trial);
@@ -153,7 +153,7 @@ mod tests {
         let circuit = Arc::<Circuit>::default();
         (0..4 * OPENS_AFTER).for_each(|_| circuit.ended(false));
         advance(OPEN).await;
-        assert_eq!(circuit.permit(8).count, 1);
+        assert_eq!(circuit.allow(8).count, 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -162,18 +162,18 @@ mod tests {
         let fail = || (0..OPENS_AFTER).for_each(|_| circuit.ended(false));
         fail();
         advance(OPEN).await;
-        let long = circuit.permit(1);
-        assert_eq!((long.count, circuit.permit(1).count), (1, 0));
+        let long = circuit.allow(1);
+        assert_eq!((long.count, circuit.allow(1).count), (1, 0));
         // An attempt that began before the circuit opened has its answer, and then the upstream goes again.
         circuit.ended(true);
         fail();
         advance(OPEN).await;
-        let next = circuit.permit(1);
+        let next = circuit.allow(1);
         assert_eq!(next.count, 1);
         drop(long);
-        assert_eq!(circuit.permit(1).count, 0, "the other one ends no trial but its own");
+        assert_eq!(circuit.allow(1).count, 0, "the other one ends no trial but its own");
         advance(LONGEST_OPEN).await;
-        assert_eq!(circuit.permit(1).count, 1);
+        assert_eq!(circuit.allow(1).count, 1);
     }
 
     #[test]

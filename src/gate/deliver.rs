@@ -14,10 +14,10 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::circuit::{Permit, Trial};
+use super::circuit::{Allowance, Trial};
+use super::disposition::{Disposition, Tries};
 use super::protected::ProtectedRequest;
 use super::rotation::Standing;
-use super::verdict::{Tries, Verdict};
 use super::{Gate, RouteState};
 use crate::idempotency::delivery::{Deliver, Order};
 use crate::idempotency::record::{RecordId, State};
@@ -128,7 +128,7 @@ impl Lines {
     async fn deliver(&mut self, gate: &Arc<Gate>, route: &Arc<Route>, state: &Arc<RouteState>) -> Duration {
         let policy = &route.policy.deliver;
         // A route without a due delivery must not keep the trial from others: it is given back, and taken again below.
-        let Permit { count: limit, trial } = self.permit(policy, state);
+        let Allowance { count: limit, trial } = self.allow(policy, state);
         let is_trial = trial.is_some();
         drop(trial);
         if limit == 0 {
@@ -163,7 +163,7 @@ impl Lines {
             self.next = self.next.max(Instant::now()) + rate.gap().saturating_mul(count);
         }
         for taken in taken {
-            let trial = is_trial.then(|| state.circuit.permit(1).trial).flatten();
+            let trial = is_trial.then(|| state.circuit.allow(1).trial).flatten();
             self.running.fetch_add(1, Ordering::AcqRel);
             let running = Running(Arc::clone(&self.running), Arc::clone(&state.arrivals));
             let delivering = Arc::clone(gate).deliver(Arc::clone(route), Arc::clone(state), taken, running, trial);
@@ -184,10 +184,10 @@ impl Lines {
     }
 
     /// How many may begin now.
-    fn permit(&self, policy: &Deliver, state: &RouteState) -> Permit {
+    fn allow(&self, policy: &Deliver, state: &RouteState) -> Allowance {
         let running = self.running.load(Ordering::Acquire);
         let free = policy.concurrency.saturating_sub(running).min(BATCH as u32);
-        state.circuit.permit(match policy.rate {
+        state.circuit.allow(match policy.rate {
             // One at a time, so that they are spread evenly.
             Some(_) if self.next > Instant::now() => 0,
             Some(_) => free.min(1),
@@ -238,23 +238,23 @@ impl Gate {
         // A shutdown waits for it.
         let going = self.shared.requests.subscribe();
         let (id, held) = (taken.delivery.id, taken.held());
-        let verdict = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
+        let disposition = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
             Ok(request) => match request.comes_before().await {
                 // An attempt in flight may yet be released. The claim finds out.
                 Ok(None | Some(Standing::Record(State::InFlight))) => {
                     let age = taken.now.since(taken.delivery.queued_at);
                     self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age }).await
                 }
-                Ok(Some(Standing::Record(State::Unknown))) => Ok(Verdict::outcome_unknown()),
-                Ok(Some(Standing::Record(State::Completed) | Standing::Delivery)) => Ok(Verdict::Done),
+                Ok(Some(Standing::Record(State::Unknown))) => Ok(Disposition::outcome_unknown()),
+                Ok(Some(Standing::Record(State::Completed) | Standing::Delivery)) => Ok(Disposition::Done),
                 Err(error) => Err(error),
             },
-            Err(pause) => Ok(Verdict::Wait(pause)),
+            Err(pause) => Ok(Disposition::Wait(pause)),
         };
         drop(trial);
-        let changed = match verdict {
-            Ok(verdict) => {
-                let change = change_of(verdict, &route);
+        let changed = match disposition {
+            Ok(disposition) => {
+                let change = change_of(disposition, &route);
                 if let Change::Park { note, .. } = &change {
                     let reason = String::from_utf8_lossy(note);
                     let route = &*state.name;
@@ -291,12 +291,14 @@ impl Gate {
     }
 }
 
-fn change_of(verdict: Verdict, route: &Route) -> Change {
-    match verdict {
-        Verdict::Done => Change::Finish,
-        Verdict::Wait(delay) => Change::Postpone { delay, is_attempt: false, note: None },
-        Verdict::Again { pause, note } => Change::Postpone { delay: pause, is_attempt: true, note: Some(note.into()) },
-        Verdict::GiveUp { is_attempt, note } => {
+fn change_of(disposition: Disposition, route: &Route) -> Change {
+    match disposition {
+        Disposition::Done => Change::Finish,
+        Disposition::Wait(delay) => Change::Postpone { delay, is_attempt: false, note: None },
+        Disposition::Again { pause, note } => {
+            Change::Postpone { delay: pause, is_attempt: true, note: Some(note.into()) }
+        }
+        Disposition::GiveUp { is_attempt, note } => {
             Change::Park { ttl: route.policy.unknown_ttl, is_attempt, note: Bytes::from(note) }
         }
     }

@@ -28,7 +28,7 @@ use crate::route::{Ambiguous, Route, Router};
 /// A request as it would come. Without a host in its target or its headers, and without an address of its client, what
 /// depends on them stays unknown.
 #[derive(Clone, Debug)]
-pub struct Question<'a> {
+pub struct Sample<'a> {
     /// Its head.
     pub head: Parts,
     /// Its whole body.
@@ -104,7 +104,7 @@ pub struct Identified {
 /// What a request has for a part of a scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// The question does not say.
+    /// The sample does not say.
     Unknown,
     /// Nothing, which is a value of its own.
     Absent,
@@ -130,8 +130,8 @@ pub enum Value {
 
 /// Finds out what a gate with these settings and routes would do.
 #[must_use]
-pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> Explanation {
-    let Question { head, body, client_ip, certificate, asks_certificate, is_secure } = question;
+pub fn explain(settings: &Settings, router: &Router, sample: Sample<'_>) -> Explanation {
+    let Sample { head, body, client_ip, certificate, asks_certificate, is_secure } = sample;
     let without_route = |fate| Explanation { authority: None, ignores_key: false, preflight: None, fate };
     if settings.policy_page.as_ref().is_some_and(|page| policy_page::is_at(page, &head.uri)) {
         return without_route(Fate::PolicyPage);
@@ -180,7 +180,7 @@ struct Inquiry<'a> {
     upgrades: bool,
     body: &'a [u8],
     client_ip: Option<IpAddr>,
-    /// Whether the client must have a certificate, and the question does not say which.
+    /// Whether the client must have a certificate, and the sample does not say which.
     lacks_certificate: bool,
     token: Examined,
 }

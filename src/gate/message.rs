@@ -10,9 +10,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 
 use super::admit::{Candidate, Refusal, Step};
 use super::circuit::Trial;
+use super::disposition::{Disposition, Tries};
 use super::protected::{ProtectedRequest, RETRY_SOON, identify};
 use super::request::Head;
-use super::verdict::{Tries, Verdict};
 use super::{Gate, RouteState};
 use crate::http::headers::is_end_to_end;
 use crate::http::request_body::Buffered;
@@ -47,19 +47,19 @@ impl Gate {
     /// Whether a message may run: its upstream could be reached, or is to be tried again.
     pub fn permit(&self, message: &Message) -> Option<Permission> {
         let Some(route) = self.route_of(message) else { return Some(Permission(None)) };
-        let permit = self.states[&route.name].circuit.permit(1);
+        let permit = self.states[&route.name].circuit.allow(1);
         (permit.count > 0).then_some(Permission(permit.trial))
     }
 
     /// Runs a message.
-    pub async fn consume(self: &Arc<Self>, message: &Message, tries: Tries) -> Verdict {
+    pub async fn consume(self: &Arc<Self>, message: &Message, tries: Tries) -> Disposition {
         // The configuration is checked for that, and a reload may be between two of them.
-        let Some(route) = self.route_of(message) else { return Verdict::Wait(RETRY_SOON) };
+        let Some(route) = self.route_of(message) else { return Disposition::Wait(RETRY_SOON) };
         let state = &self.states[&route.name];
         match self.message_request(route, state, message).await {
             // Where the store does not say what became of it, it says so later.
-            Ok(request) => self.try_unattended(request, tries).await.unwrap_or(Verdict::Wait(RETRY_SOON)),
-            Err(verdict) => verdict,
+            Ok(request) => self.try_unattended(request, tries).await.unwrap_or(Disposition::Wait(RETRY_SOON)),
+            Err(disposition) => disposition,
         }
     }
 
@@ -75,17 +75,17 @@ impl Gate {
         route: &Arc<Route>,
         state: &Arc<RouteState>,
         message: &Message,
-    ) -> Result<ProtectedRequest, Verdict> {
+    ) -> Result<ProtectedRequest, Disposition> {
         let policy = &route.policy;
         if message.body.len() as u64 > policy.max_request_body {
             return Err(given_up(Code::RequestTooLarge, "the body is larger than max_request_body"));
         }
-        let permit = self.shared.usage.requests.acquire(1).map(Arc::new).ok_or(Verdict::Wait(RETRY_SOON))?;
+        let permit = self.shared.usage.requests.acquire(1).map(Arc::new).ok_or(Disposition::Wait(RETRY_SOON))?;
         let mut head = self.message_head(route, message)?;
         if policy.scope.has_claims() {
             self.verify(&mut head).await.map_err(|problem| match problem.code {
                 Code::CredentialsUnverifiable => given_up(problem.code, "its token cannot be verified"),
-                _ => Verdict::Wait(RETRY_SOON),
+                _ => Disposition::Wait(RETRY_SOON),
             })?;
         }
         if let Found::Key(key) = &message.key {
@@ -96,16 +96,17 @@ impl Gate {
             Step::Protect(found) => found,
             Step::Refuse(Refusal { problem, .. }) => return Err(given_up(problem.code, &problem.detail)),
             // What a key was found for is protected or refused.
-            Step::Forward(_) | Step::NeedBody | Step::Verify { .. } => return Err(Verdict::Wait(RETRY_SOON)),
+            Step::Forward(_) | Step::NeedBody | Step::Verify { .. } => return Err(Disposition::Wait(RETRY_SOON)),
         };
-        let identified = identify(self, policy, &head, &body, found).await.map_err(|_| Verdict::Wait(RETRY_SOON))?;
+        let identified =
+            identify(self, policy, &head, &body, found).await.map_err(|_| Disposition::Wait(RETRY_SOON))?;
         let mut request = ProtectedRequest::new((self, route, state), (head, body), identified, permit);
         request.is_unattended = true;
         request.find_record().await;
         Ok(request)
     }
 
-    fn message_head(&self, route: &Route, message: &Message) -> Result<Head, Verdict> {
+    fn message_head(&self, route: &Route, message: &Message) -> Result<Head, Disposition> {
         let mut headers: HeaderMap = message
             .headers
             .iter()
@@ -123,8 +124,8 @@ impl Gate {
     }
 }
 
-fn given_up(code: Code, why: &str) -> Verdict {
-    Verdict::GiveUp { is_attempt: false, note: format!("{}: {why}", code.as_str()) }
+fn given_up(code: Code, why: &str) -> Disposition {
+    Disposition::GiveUp { is_attempt: false, note: format!("{}: {why}", code.as_str()) }
 }
 
 /// The upstream finds the key where a client of its route would have put it.
@@ -177,8 +178,8 @@ mod tests {
         let [orders, refunds] = ["orders", "refunds"].map(message);
         for attempts in 0..5 {
             let _permission = gate.permit(&orders).expect("the upstream may be there");
-            let verdict = gate.consume(&orders, Tries { attempts, age: Duration::ZERO }).await;
-            assert!(matches!(verdict, Verdict::Again { .. }), "{verdict:?}");
+            let disposition = gate.consume(&orders, Tries { attempts, age: Duration::ZERO }).await;
+            assert!(matches!(disposition, Disposition::Again { .. }), "{disposition:?}");
         }
         assert!(gate.permit(&orders).is_none() && gate.permit(&refunds).is_none());
         assert_eq!(upstream.0.load(Ordering::Relaxed), 5);

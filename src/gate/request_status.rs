@@ -66,8 +66,8 @@ impl Found {
     }
 }
 
-/// A question of a caller about a request of its own.
-struct Question<'a> {
+/// A request for a status, by the caller whose request it is of.
+struct StatusRequest<'a> {
     route: &'a Arc<Route>,
     head: Head,
     id: RecordId,
@@ -76,7 +76,7 @@ struct Question<'a> {
 
 /// Where a request stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum Progress {
     Queued,
     InFlight,
     Completed,
@@ -84,7 +84,7 @@ enum Standing {
     Dead,
 }
 
-impl Standing {
+impl Progress {
     fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -125,8 +125,8 @@ impl Gate {
             return takes_get_only();
         }
         let of_any = CrossOrigin::of_any_accepting(&self.router, request.headers());
-        let (origin, answered) = match self.question(request, peer, id).await {
-            Ok(question) => (CrossOrigin::of(question.route, &question.head.headers), self.answer_to(&question)),
+        let (origin, answered) = match self.status_request(request, peer, id).await {
+            Ok(asked) => (CrossOrigin::of(asked.route, &asked.head.headers), self.answer_to(&asked)),
             // Whether there is a request of another caller, no header says.
             Err(problem) => (of_any, Err(problem)),
         };
@@ -142,13 +142,13 @@ impl Gate {
         response
     }
 
-    /// What a caller asks about its own request.
-    async fn question(
+    /// Reads a request for a status; a problem where it is not of the caller of the accepted one.
+    async fn status_request(
         self: &Arc<Self>,
         request: Request<RequestBody>,
         peer: Peer,
         id: RequestId,
-    ) -> Result<Question<'_>, Problem> {
+    ) -> Result<StatusRequest<'_>, Problem> {
         let Some(_permit) = self.shared.usage.requests.acquire(1) else {
             return Err(Problem::new(Code::Overloaded, TOO_MANY).retry_after(OVERLOADED_RETRY));
         };
@@ -165,7 +165,7 @@ impl Gate {
             self.verify(&mut head).await?;
         }
         self.is_of_caller(route, &head, record, &found)?;
-        Ok(Question { route, head, id: record, found })
+        Ok(StatusRequest { route, head, id: record, found })
     }
 
     async fn find_accepted(&self, id: RecordId) -> Result<Option<(Origin, Found)>, Error> {
@@ -193,22 +193,22 @@ impl Gate {
         Ok(())
     }
 
-    fn answer_to(&self, Question { route, head, id, found }: &Question<'_>) -> Result<Reply, Problem> {
-        let standing = standing(route, found).ok_or_else(absent)?;
-        let mut document = json!({ "id": id.to_string(), "state": standing.as_str() });
+    fn answer_to(&self, StatusRequest { route, head, id, found }: &StatusRequest<'_>) -> Result<Reply, Problem> {
+        let progress = progress(route, found).ok_or_else(absent)?;
+        let mut document = json!({ "id": id.to_string(), "state": progress.as_str() });
         if let Some(delivery) = &found.delivery {
             document["accepted_at"] = rfc3339(delivery.accepted_at).into();
             // The record of an unknown outcome is there before the delivery is given up.
-            let is_to_be_given_up = standing == Standing::Unknown && !delivery.is_dead();
+            let is_to_be_given_up = progress == Progress::Unknown && !delivery.is_dead();
             document["attempts"] = (ended_attempts(delivery) + u32::from(is_to_be_given_up)).into();
-            if let (Standing::Queued, DeliveryState::Queued { due }) = (standing, delivery.state) {
+            if let (Progress::Queued, DeliveryState::Queued { due }) = (progress, delivery.state) {
                 document["next_attempt_at"] = rfc3339(due).into();
             }
-            if let (Standing::Dead, Some(note)) = (standing, &delivery.note) {
+            if let (Progress::Dead, Some(note)) = (progress, &delivery.note) {
                 document["reason"] = String::from_utf8_lossy(note).into_owned().into();
             }
         }
-        if let Some((record, _)) = found.record.as_ref().filter(|_| standing == Standing::Completed) {
+        if let Some((record, _)) = found.record.as_ref().filter(|_| progress == Progress::Completed) {
             let answer = record.answer.as_ref().and_then(|answer| Answer::decode(answer).ok()).ok_or_else(away)?;
             // Who may have a recorded answer is asked about a retry.
             if wants_answer(head, &answer) && route.policy.reauthorize.is_none() {
@@ -217,15 +217,15 @@ impl Gate {
             document["status"] = answer.status.as_u16().into();
             document["expires_at"] = rfc3339(record.until).into();
         }
-        Ok(Reply::new(Outcome::Accepted, self.document(route, standing, &document)))
+        Ok(Reply::new(Outcome::Accepted, self.document(route, progress, &document)))
     }
 
-    fn document(&self, route: &Route, standing: Standing, document: &Value) -> Response<Body> {
+    fn document(&self, route: &Route, progress: Progress, document: &Value) -> Response<Body> {
         let mut response = Response::new(Body::full(document.to_string().into()));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(VARY, HeaderValue::from_name(ACCEPT));
-        if matches!(standing, Standing::Queued | Standing::InFlight) {
+        if matches!(progress, Progress::Queued | Progress::InFlight) {
             let wait = self.states[&route.name].estimator.remaining(Duration::ZERO, route.policy.deliver.timeout);
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait.max(SOON))));
         }
@@ -246,18 +246,18 @@ impl Gate {
     }
 }
 
-fn standing(route: &Route, found: &Found) -> Option<Standing> {
+fn progress(route: &Route, found: &Found) -> Option<Progress> {
     let is_dead = found.delivery.as_ref().map(Delivery::is_dead);
     // An unknown outcome that is found out by another attempt, or by a question.
     let goes_on = is_dead == Some(false) && matches!(route.policy.recovery, Recovery::Retry | Recovery::Probe(_));
     match &found.record {
         Some((record, now)) => Some(match record.state {
-            State::Completed => Standing::Completed,
-            State::InFlight if record.until > *now => Standing::InFlight,
-            State::InFlight | State::Unknown if goes_on => Standing::Queued,
-            State::InFlight | State::Unknown => Standing::Unknown,
+            State::Completed => Progress::Completed,
+            State::InFlight if record.until > *now => Progress::InFlight,
+            State::InFlight | State::Unknown if goes_on => Progress::Queued,
+            State::InFlight | State::Unknown => Progress::Unknown,
         }),
-        None => is_dead.map(|is_dead| if is_dead { Standing::Dead } else { Standing::Queued }),
+        None => is_dead.map(|is_dead| if is_dead { Progress::Dead } else { Progress::Queued }),
     }
 }
 

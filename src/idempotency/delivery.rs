@@ -112,7 +112,7 @@ impl DeliveryRate {
 
 /// What becomes of a delivery whose attempt ended in a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum NextTry {
     /// It is delivered again after a pause.
     Again(Duration),
     /// It is given up after so many attempts.
@@ -134,12 +134,12 @@ impl Deliver {
     /// What becomes of a delivery after `attempts` that ended in a release, the last of them now, `age` after it was
     /// queued. `retry_after` is what the upstream asks for, and `random` any number, all of whose bits count.
     #[must_use]
-    pub fn fate(&self, attempts: u32, age: Duration, retry_after: Option<Duration>, random: u64) -> Fate {
+    pub fn next_try(&self, attempts: u32, age: Duration, retry_after: Option<Duration>, random: u64) -> NextTry {
         if attempts >= self.attempts {
-            return Fate::Exhausted;
+            return NextTry::Exhausted;
         }
         let pause = self.pause(attempts, random).max(retry_after.unwrap_or_default());
-        if age.saturating_add(pause) >= self.give_up_after { Fate::TooOld } else { Fate::Again(pause) }
+        if age.saturating_add(pause) >= self.give_up_after { NextTry::TooOld } else { NextTry::Again(pause) }
     }
 
     /// The pause after so many attempts: any time up to a limit that doubles, so that what failed together does not come
@@ -192,15 +192,15 @@ mod tests {
     #[test]
     fn the_last_attempt_and_the_last_hour_are_the_end() {
         let deliver = Deliver { attempts: 3, give_up_after: Duration::from_secs(100), ..Deliver::default() };
-        let fate = |attempts, age, retry_after: Option<u64>| {
-            deliver.fate(attempts, Duration::from_secs(age), retry_after.map(Duration::from_secs), u64::MAX)
+        let next_try = |attempts, age, retry_after: Option<u64>| {
+            deliver.next_try(attempts, Duration::from_secs(age), retry_after.map(Duration::from_secs), u64::MAX)
         };
-        assert_eq!(fate(1, 0, None), Fate::Again(Duration::from_secs(1)));
-        assert_eq!(fate(2, 50, None), Fate::Again(Duration::from_secs(2)));
-        assert_eq!(fate(2, 50, Some(30)), Fate::Again(Duration::from_secs(30)));
-        assert_eq!(fate(2, 50, Some(50)), Fate::TooOld);
-        assert_eq!(fate(2, 98, None), Fate::TooOld);
-        assert_eq!(fate(3, 0, None), Fate::Exhausted);
+        assert_eq!(next_try(1, 0, None), NextTry::Again(Duration::from_secs(1)));
+        assert_eq!(next_try(2, 50, None), NextTry::Again(Duration::from_secs(2)));
+        assert_eq!(next_try(2, 50, Some(30)), NextTry::Again(Duration::from_secs(30)));
+        assert_eq!(next_try(2, 50, Some(50)), NextTry::TooOld);
+        assert_eq!(next_try(2, 98, None), NextTry::TooOld);
+        assert_eq!(next_try(3, 0, None), NextTry::Exhausted);
     }
 
     proptest! {
@@ -208,7 +208,7 @@ mod tests {
         fn pauses_grow_and_are_bounded(attempts in 1_u32..200, random: u64, asked in 0_u64..100_000) {
             let deliver = Deliver { attempts: u32::MAX, give_up_after: Duration::MAX, ..Deliver::default() };
             let asked = Duration::from_secs(asked);
-            let Fate::Again(pause) = deliver.fate(attempts, Duration::ZERO, Some(asked), random) else {
+            let NextTry::Again(pause) = deliver.next_try(attempts, Duration::ZERO, Some(asked), random) else {
                 panic!("it is given up");
             };
             prop_assert!(pause >= asked && pause <= deliver.max_backoff.max(asked));

@@ -13,7 +13,7 @@ use super::answer::{Client, Reply};
 use super::driver::drive;
 use super::protected::ProtectedRequest;
 use crate::idempotency::codec::Head;
-use crate::idempotency::delivery::{Deliver, Fate};
+use crate::idempotency::delivery::{Deliver, NextTry};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{Record, RecordId, State, Timestamp};
 use crate::idempotency::recovery::Recovery;
@@ -28,7 +28,7 @@ const RUNNING: Duration = Duration::from_secs(10);
 
 /// What becomes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Disposition {
     /// Its record has its end.
     Done,
     /// It did not run now. It is tried again after a time, and no attempt counts.
@@ -49,7 +49,7 @@ pub enum Verdict {
     },
 }
 
-impl Verdict {
+impl Disposition {
     /// It is given up: whether it ran is unknown.
     pub(super) fn outcome_unknown() -> Self {
         Self::GiveUp { is_attempt: false, note: Code::OutcomeUnknown.as_str().to_owned() }
@@ -68,7 +68,7 @@ pub struct Tries {
 impl Gate {
     /// Runs a request under the claim of its key, as if a client waited for it. An error is one of the store, which does not
     /// say what became of the request.
-    pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Result<Verdict, Error> {
+    pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Result<Disposition, Error> {
         let (id, is_accepted, began) = (request.id, request.kept.is_some(), Instant::now());
         let (route, state) = (Arc::clone(&request.route), Arc::clone(&request.state));
         let (client, reply) = oneshot::channel();
@@ -80,20 +80,20 @@ impl Gate {
                     state.circuit.ended(is_reached);
                 }
                 let tries = Tries { age: tries.age.saturating_add(began.elapsed()), ..tries };
-                self.verdict((id, is_accepted), reply, tries, &route.policy).await
+                self.disposition((id, is_accepted), reply, tries, &route.policy).await
             }
             // A bug: how far it came, its record says.
-            Err(_) => Ok(Verdict::Wait(RUNNING)),
+            Err(_) => Ok(Disposition::Wait(RUNNING)),
         }
     }
 
-    async fn verdict(
+    async fn disposition(
         &self,
         (id, is_accepted): (RecordId, bool),
         reply: Reply,
         tries: Tries,
         policy: &Policy,
-    ) -> Result<Verdict, Error> {
+    ) -> Result<Disposition, Error> {
         let asked = retry_after(reply.response.headers());
         let word = reply.outcome.as_str();
         let again = |note| Ok(again(&policy.deliver, tries, asked, note));
@@ -102,18 +102,18 @@ impl Gate {
         if is_accepted && is_of_a_record(reply.outcome) {
             let found = self.shared.store.get(id).await?;
             if found.is_none_or(|listed| listed.record.state == State::InFlight) {
-                return Ok(Verdict::Wait(SOON));
+                return Ok(Disposition::Wait(SOON));
             }
         }
         match reply.outcome {
-            Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Verdict::Done),
-            Outcome::Problem(Code::ResponseNotStored) => return Ok(Verdict::Done),
+            Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Disposition::Done),
+            Outcome::Problem(Code::ResponseNotStored) => return Ok(Disposition::Done),
             Outcome::Released => return again(format!("{word}: {}", reply.response.status().as_u16())),
             Outcome::Problem(Code::KeyReused | Code::CallerDiffers | Code::RequestExpired) => {
-                return Ok(Verdict::GiveUp { is_attempt: false, note: word.to_owned() });
+                return Ok(Disposition::GiveUp { is_attempt: false, note: word.to_owned() });
             }
             Outcome::Problem(Code::InFlight | Code::Overloaded | Code::StoreUnavailable | Code::QuotaExceeded) => {
-                return Ok(Verdict::Wait(asked.unwrap_or(SOON)));
+                return Ok(Disposition::Wait(asked.unwrap_or(SOON)));
             }
             _ => {}
         }
@@ -127,15 +127,15 @@ impl Gate {
             && let Some(wait) = probe.due_in(&record, &head.details(), policy.unknown_ttl, now)
             && !wait.is_zero()
         {
-            return Ok(Verdict::Wait(wait));
+            return Ok(Disposition::Wait(wait));
         }
         match (state_at(&record, now), &policy.recovery) {
-            (State::Completed, _) => Ok(Verdict::Done),
-            (State::InFlight, _) => Ok(Verdict::Wait(RUNNING)),
+            (State::Completed, _) => Ok(Disposition::Done),
+            (State::InFlight, _) => Ok(Disposition::Wait(RUNNING)),
             (State::Unknown, Recovery::Retry | Recovery::Probe(_)) => again(word.to_owned()),
             // An operator finds out, or the upstream says so itself. Where it turns out that the request did not run, the
             // operator has it tried again: its client does not come back.
-            (State::Unknown, Recovery::Hold | Recovery::Resend(_)) => Ok(Verdict::outcome_unknown()),
+            (State::Unknown, Recovery::Hold | Recovery::Resend(_)) => Ok(Disposition::outcome_unknown()),
         }
     }
 }
@@ -168,13 +168,13 @@ fn state_at(record: &Record, now: Timestamp) -> State {
 }
 
 /// It is tried again, or given up.
-fn again(deliver: &Deliver, tries: Tries, asked: Option<Duration>, note: String) -> Verdict {
+fn again(deliver: &Deliver, tries: Tries, asked: Option<Duration>, note: String) -> Disposition {
     let attempts = tries.attempts.saturating_add(1);
-    let given_up = |note| Verdict::GiveUp { is_attempt: true, note };
-    match deliver.fate(attempts, tries.age, asked, fastrand::u64(..)) {
-        Fate::Again(pause) => Verdict::Again { pause, note },
-        Fate::Exhausted => given_up(format!("{note}, after {attempts} attempts")),
-        Fate::TooOld => given_up(format!("{note}, and it was accepted too long ago")),
+    let given_up = |note| Disposition::GiveUp { is_attempt: true, note };
+    match deliver.next_try(attempts, tries.age, asked, fastrand::u64(..)) {
+        NextTry::Again(pause) => Disposition::Again { pause, note },
+        NextTry::Exhausted => given_up(format!("{note}, after {attempts} attempts")),
+        NextTry::TooOld => given_up(format!("{note}, and it was accepted too long ago")),
     }
 }
 
@@ -202,25 +202,25 @@ mod tests {
     #[tokio::test]
     async fn a_record_that_is_purged_ends_nothing_that_was_accepted_since() {
         let (gate, id) = (gate_of(Vec::new()), RecordId([1; 32]));
-        let verdict = async |is_accepted, outcome| {
+        let disposition = async |is_accepted, outcome| {
             let (reply, policy) = (Reply::new(outcome, Response::new(Body::empty())), Policy::default());
             let tries = Tries { attempts: 0, age: Duration::ZERO };
-            gate.verdict((id, is_accepted), reply, tries, &policy).await.unwrap()
+            gate.disposition((id, is_accepted), reply, tries, &policy).await.unwrap()
         };
         let reused = Outcome::Problem(Code::KeyReused);
         for outcome in [Outcome::Replayed, Outcome::Problem(Code::ResponseNotStored), reused] {
-            assert_eq!(verdict(true, outcome).await, Verdict::Wait(SOON));
+            assert_eq!(disposition(true, outcome).await, Disposition::Wait(SOON));
         }
-        assert_eq!(verdict(false, Outcome::Replayed).await, Verdict::Done);
+        assert_eq!(disposition(false, Outcome::Replayed).await, Disposition::Done);
         let (lease, ttl, unknown_ttl) = (SOON, SOON, SOON);
         let fresh =
             Fresh { attempt: Attempt([1; 16]), origin: OriginId(1), lease, ttl, unknown_ttl, head: Bytes::new() };
         gate.shared.store.claim(id, fresh.clone()).await.unwrap();
-        assert_eq!(verdict(true, reused).await, Verdict::Wait(SOON), "another attempt runs");
+        assert_eq!(disposition(true, reused).await, Disposition::Wait(SOON), "another attempt runs");
         let end = End::Hold { cause: Bytes::new() };
         gate.shared.store.settle(id, fresh.attempt, end).await.unwrap();
-        assert_eq!(verdict(true, Outcome::Replayed).await, Verdict::Done);
-        assert!(matches!(verdict(true, reused).await, Verdict::GiveUp { is_attempt: false, .. }));
+        assert_eq!(disposition(true, Outcome::Replayed).await, Disposition::Done);
+        assert!(matches!(disposition(true, reused).await, Disposition::GiveUp { is_attempt: false, .. }));
     }
 
     #[test]
