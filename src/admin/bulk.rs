@@ -63,6 +63,9 @@ pub(super) struct Report {
     /// How many of them are accepted requests that have no record yet, and are not delivered any more.
     #[serde(skip_serializing_if = "is_zero")]
     accepted: u64,
+    /// How many of them are of accepted requests that a release leaves dead: `records retry` delivers them again.
+    #[serde(skip_serializing_if = "is_zero")]
+    to_retry: u64,
     /// How many in-flight records the filter found and a purge leaves alone: their attempts run.
     #[serde(skip_serializing_if = "is_zero")]
     in_flight: u64,
@@ -103,6 +106,7 @@ enum Change {
 struct Bulk<'a> {
     state: &'a State,
     is_purge: bool,
+    is_release: bool,
     /// `None` where nothing is to be changed.
     change: Option<Change>,
     /// As it was given, for the audit entry.
@@ -151,7 +155,8 @@ impl<'a> Bulk<'a> {
         // A dry run needs none, and does not pass one that the change itself would not.
         if is_dry_run { check_optional(&reason) } else { check_reason(&reason) }?;
         let is_purge = matches!(change, Change::Purge);
-        Ok(Self { state, is_purge, change: (!is_dry_run).then_some(change), filter, reason, asker })
+        let is_release = matches!(change, Change::Resolve(Resolution::Release));
+        Ok(Self { state, is_purge, is_release, change: (!is_dry_run).then_some(change), filter, reason, asker })
     }
 
     /// Changes what is found. One audit entry stands for all of it.
@@ -231,6 +236,9 @@ impl<'a> Bulk<'a> {
             let found: Vec<Listed> = found.into_iter().filter(|found| !is_spared(found)).collect();
             report.in_flight += (count - found.len()) as u64;
             found.iter().for_each(|found| report.found(found));
+            if self.is_release {
+                report.to_retry += self.count_dead(&found).await?;
+            }
             if let Some(change) = &self.change {
                 self.change_all(change, found, report).await?;
             }
@@ -243,6 +251,17 @@ impl<'a> Bulk<'a> {
                 return Ok(());
             }
         }
+    }
+
+    /// How many of these records are of accepted requests that were given up.
+    async fn count_dead(&self, found: &[Listed]) -> Result<u64, Problem> {
+        let Some(queue) = self.state.opened()?.deliveries() else { return Ok(0) };
+        let mut count = 0;
+        for accepted in found.iter().filter(|found| details(&found.record).is_accepted) {
+            let delivery = queue.delivery(accepted.id).await.map_err(unavailable)?;
+            count += u64::from(delivery.is_some_and(|delivery| delivery.is_dead()));
+        }
+        Ok(count)
     }
 
     async fn change_all(&self, change: &Change, found: Vec<Listed>, report: &mut Report) -> Result<(), Problem> {

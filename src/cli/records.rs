@@ -157,7 +157,8 @@ struct PurgeArgs {
 struct ResolveArgs {
     #[command(flatten)]
     change: ChangeArgs,
-    /// The attempt had no effect: free its key, so that the next request with it runs
+    /// The attempt had no effect: free its key, so that the next request with it runs. An accepted request runs once
+    /// `oncegate records retry` delivers it again
     #[arg(long)]
     release: bool,
     /// The attempt had this answer: give it to every retry

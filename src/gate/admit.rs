@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use super::request::{self, Head};
+use crate::http::headers::announces_body;
 use crate::http::problem::Problem;
 use crate::idempotency::key::Found;
 use crate::idempotency::policy::Mode;
@@ -101,13 +102,13 @@ impl<'a> Candidate<'a> {
 
     /// What a route that protects does with the request, by its head.
     pub(super) fn protected_step(&self, route: &Route) -> Step {
-        let key = &route.policy.key;
-        match key.find(&self.head.uri, &self.head.headers, None) {
+        // An upgrade without a body has all of it already; the body of any other is not waited for.
+        let body = (self.asks_upgrade && !announces_body(&self.head.headers)).then_some(&[][..]);
+        match route.policy.key.find(&self.head.uri, &self.head.headers, body) {
             Err(invalid) => refuse(Problem::new(Code::KeyInvalid, invalid.to_string()), true),
             Ok(Found::Absent) => without_key(route),
-            // An upgrade has no body to look at.
-            Ok(Found::NeedsBody) if self.asks_upgrade && !key.required => Step::Forward(Unprotected::NoKey),
-            Ok(found) if self.asks_upgrade => refuse(request::upgrade_with_key(), found != Found::NeedsBody),
+            Ok(Found::NeedsBody) if self.asks_upgrade => refuse(request::upgrade_with_body(), false),
+            Ok(_) if self.asks_upgrade => refuse(request::upgrade_with_key(), true),
             Ok(found) if route.policy.scope.has_claims() && !self.head.is_token_known() => {
                 Step::Verify { has_key: found != Found::NeedsBody }
             }

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use super::request::Head;
 use crate::http::body::Body;
+use crate::http::headers::without_names;
 use crate::http::problem::Problem;
 use crate::idempotency::policy::Cors;
 use crate::idempotency::record::{RequestId, Timestamp};
@@ -107,8 +108,11 @@ impl Reply {
         if self.problem.is_none() {
             self.outcome = Outcome::Ignored;
         }
+        // The upstream may be another gate, which replayed: here, the key did nothing.
+        let headers = self.response.headers_mut();
+        *headers = without_names(std::mem::take(headers), &names.all());
         if let Some(name) = &names.status {
-            self.response.headers_mut().insert(name, HeaderValue::from_static(Outcome::Ignored.as_str()));
+            headers.insert(name, HeaderValue::from_static(Outcome::Ignored.as_str()));
         }
         self
     }

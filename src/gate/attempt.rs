@@ -19,7 +19,7 @@ use super::protected::ProtectedRequest;
 use super::single_flight::Released;
 use crate::http::answer::{Captured, PartialBody, RelayLimits, ResponseTee, TeeHandle, Withheld, capture};
 use crate::http::body::Body;
-use crate::http::headers::{lines, to_client};
+use crate::http::headers::{lines, to_client, without_names};
 use crate::http::problem::Problem;
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
 use crate::http::usage::{Account, Permit};
@@ -304,6 +304,7 @@ async fn send(
     match captured {
         Ok(Captured::Whole { body, trailers, record }) => {
             let trailers = trailers.filter(|_| recipient.client.is_some() || trailers_may_follow(request, &answer));
+            let trailers = trailers.map(|trailers| without_names(trailers, &request.gate.added));
             let answer = whole_answer(answer, body, trailers.as_ref());
             connection.return_to_pool();
             Exchanged::Whole(Box::new(Whole { answer, record, control }))

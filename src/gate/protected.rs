@@ -18,6 +18,7 @@ use super::{Gate, RouteState};
 use crate::http::body::Body;
 use crate::http::fair_share::Party;
 use crate::http::forwarding::trace;
+use crate::http::headers::without_aliases;
 use crate::http::problem::Problem;
 use crate::http::request_body::Buffered;
 use crate::http::upstream::{self, Upstream};
@@ -80,6 +81,7 @@ impl ProtectedRequest {
     ) -> Self {
         let identifier = gate.identifiers.first.clone();
         let (id, proof) = identifier.identify(&route.namespace, &route.policy.scope, head.caller(), &key);
+        let body = body.with_trailers(|trailers| without_aliases(trailers, &state.kept, &gate.settings.own_headers));
         Self {
             gate: Arc::clone(gate),
             route: Arc::clone(route),

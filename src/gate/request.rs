@@ -367,6 +367,10 @@ pub(super) fn upgrade_with_key() -> Problem {
     bad("an upgrade cannot be retried, so it cannot carry a key here")
 }
 
+pub(super) fn upgrade_with_body() -> Problem {
+    bad("an upgrade has no body here, where the key may stand in the body; send the request without `Upgrade`")
+}
+
 /// The request lacks a part of its scope.
 pub(super) fn scope_missing(part: &ScopePart) -> Problem {
     let detail = format!("idempotency keys belong to a `{part}` here, and the request has none; nothing was sent");

@@ -13,6 +13,13 @@ pub const ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
 /// Instructions of an upstream about its response.
 pub const CONTROL: HeaderName = HeaderName::from_static("idempotency-control");
 
+/// The headers that a gate adds to answers, unless it is configured otherwise.
+pub const ADDED: [HeaderName; 3] = [
+    HeaderName::from_static("idempotency-status"),
+    HeaderName::from_static("idempotent-replayed"),
+    HeaderName::from_static("idempotency-expires"),
+];
+
 /// The headers with which the gate tells an upstream of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnHeaders {
@@ -155,6 +162,14 @@ pub fn has_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     headers.get_all(name).iter().flat_map(tokens).any(|member| member.eq_ignore_ascii_case(token.as_bytes()))
 }
 
+/// Whether a message of HTTP/1.1 announces a body that is not empty.
+#[must_use]
+pub fn announces_body(headers: &HeaderMap) -> bool {
+    let is_zero = |length: &[u8]| !length.is_empty() && length.iter().all(|digit| *digit == b'0');
+    headers.contains_key(TRANSFER_ENCODING)
+        || headers.get_all(CONTENT_LENGTH).iter().any(|length| !is_zero(length.as_bytes()))
+}
+
 /// Whether the end of a message is unambiguous: one length, or `chunked` as the only transfer coding, but not both
 /// (RFC 9112, 6.1 and 6.3). hyper would prefer one of the two, and would drop the name of another coding.
 #[must_use]
@@ -184,13 +199,27 @@ pub fn without_forbidden_fields(mut trailers: HeaderMap) -> HeaderMap {
     trailers
 }
 
-/// Announces `trailers` in `Trailer` if it is missing: hyper sends only announced trailers (RFC 9110, 6.6.2).
+/// Removes the trailers of a request that would pass for headers that its key, its caller or its content are known by: `kept`, and
+/// other spellings of them. Only headers were read.
+#[must_use]
+pub fn without_aliases(trailers: HeaderMap, kept: &[HeaderName], own: &OwnHeaders) -> HeaderMap {
+    without(trailers, |name| kept.contains(name) || is_alias(name, kept, own))
+}
+
+/// Removes headers or trailers by their names.
+#[must_use]
+pub fn without_names(headers: HeaderMap, names: &[HeaderName]) -> HeaderMap {
+    without(headers, |name| names.contains(name))
+}
+
+/// Announces in `Trailer` those of `trailers` that it does not name: hyper sends only announced trailers (RFC 9110, 6.6.2).
 pub fn announce_trailers(headers: &mut HeaderMap, trailers: &HeaderMap) {
-    if !headers.contains_key(TRAILER) {
-        let names: Vec<_> = trailers.keys().map(HeaderName::as_str).collect();
-        if let Ok(value) = HeaderValue::from_str(&names.join(", ")) {
-            headers.insert(TRAILER, value);
-        }
+    let is_missing = |name: &&str| !has_token(headers, &TRAILER, name);
+    let names: Vec<_> = trailers.keys().map(HeaderName::as_str).filter(is_missing).collect();
+    if !names.is_empty()
+        && let Ok(value) = HeaderValue::from_str(&names.join(", "))
+    {
+        headers.append(TRAILER, value);
     }
 }
 

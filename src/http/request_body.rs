@@ -340,6 +340,13 @@ impl Buffered {
         }
     }
 
+    /// The same without some of its trailers.
+    #[must_use]
+    pub fn with_trailers(self, keep: impl FnOnce(HeaderMap) -> HeaderMap) -> Self {
+        let trailers = self.trailers.map(keep).filter(|trailers| !trailers.is_empty());
+        Self { trailers, ..self }
+    }
+
     /// A body that sends it. May be called again.
     #[must_use]
     pub fn body(&self) -> Body {

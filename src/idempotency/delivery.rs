@@ -138,8 +138,12 @@ impl Deliver {
         if attempts >= self.attempts {
             return NextTry::Exhausted;
         }
-        let pause = self.pause(attempts, random).max(retry_after.unwrap_or_default());
-        if age.saturating_add(pause) >= self.give_up_after { NextTry::TooOld } else { NextTry::Again(pause) }
+        let left = self.give_up_after.saturating_sub(age);
+        if left.is_zero() {
+            return NextTry::TooOld;
+        }
+        // However long the upstream wants to be left alone, there is a last try when the time is over.
+        NextTry::Again(self.pause(attempts, random).max(retry_after.unwrap_or_default()).min(left))
     }
 
     /// The pause after so many attempts: any time up to a limit that doubles, so that what failed together does not come
@@ -198,8 +202,9 @@ mod tests {
         assert_eq!(next_try(1, 0, None), NextTry::Again(Duration::from_secs(1)));
         assert_eq!(next_try(2, 50, None), NextTry::Again(Duration::from_secs(2)));
         assert_eq!(next_try(2, 50, Some(30)), NextTry::Again(Duration::from_secs(30)));
-        assert_eq!(next_try(2, 50, Some(50)), NextTry::TooOld);
-        assert_eq!(next_try(2, 98, None), NextTry::TooOld);
+        assert_eq!(next_try(2, 50, Some(300_000)), NextTry::Again(Duration::from_secs(50)), "a last try");
+        assert_eq!(next_try(2, 99, None), NextTry::Again(Duration::from_secs(1)));
+        assert_eq!(next_try(2, 100, None), NextTry::TooOld);
         assert_eq!(next_try(3, 0, None), NextTry::Exhausted);
     }
 

@@ -180,13 +180,16 @@ impl ProbePath {
             Piece::Text(text) => text.bytes().all(|byte| byte.is_ascii_graphic() && !b"#}<>\"\\^`|".contains(&byte)),
             Piece::Key | Piece::Id => true,
         };
+        if has_dot_segment(text.split('?').next().unwrap_or_default()) {
+            return wrong("has a segment `.` or `..`, which upstreams resolve");
+        }
         if !path.0.iter().all(is_text) || path.expand("key", &RecordId([0; 32])).is_none() {
             return wrong("is not a path of HTTP, percent-encoded where needed");
         }
         Ok(path)
     }
 
-    /// The target for a record.
+    /// The target for a record; nothing where the key would change which path is meant: then the upstream is not asked.
     #[must_use]
     pub fn target(&self, key: &Key, id: &RecordId) -> Option<Uri> {
         self.expand(key.as_str(), id)
@@ -212,8 +215,16 @@ impl ProbePath {
                 }
             }
         }
-        out.parse().ok()
+        let path = out.split('?').next().unwrap_or_default();
+        if has_dot_segment(path) { None } else { out.parse().ok() }
     }
+}
+
+/// Whether a path has a `.` or `..` that an upstream or a proxy before it may resolve (RFC 3986, section 5.2.4), be it one that
+/// decodes slashes first.
+fn has_dot_segment(path: &str) -> bool {
+    let path = path.to_ascii_lowercase().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
+    path.split('/').any(|segment| segment == "." || segment == "..")
 }
 
 impl fmt::Display for ProbePath {
@@ -239,17 +250,33 @@ mod tests {
     #[test]
     fn a_key_cannot_leave_its_place() {
         let path = ProbePath::parse("/v1/by-key/{key}?record={id}").unwrap();
-        let uri = path.expand("a/../b?c#d%25 é", &RecordId([0xab; 32])).unwrap();
-        assert_eq!(uri.path(), "/v1/by-key/a%2F..%2Fb%3Fc%23d%2525%20%C3%A9");
+        let uri = path.expand("a/..b?c#d%25 é", &RecordId([0xab; 32])).unwrap();
+        assert_eq!(uri.path(), "/v1/by-key/a%2F..b%3Fc%23d%2525%20%C3%A9");
         assert_eq!(uri.query(), Some(&*format!("record={}", "ab".repeat(32))));
         assert_eq!(path.to_string(), "/v1/by-key/{key}?record={id}");
+        let asked = |text: &str, key: &str| ProbePath::parse(text).unwrap().expand(key, &RecordId([0; 32])).is_some();
+        for key in [".", "..", "../..", "a/../b", "a/.", "..\\a"] {
+            assert!(!asked("/v1/by-key/{key}", key), "{key}");
+            assert!(asked("/v1/by-key?key={key}", key), "{key}");
+        }
+        assert!(!asked("/v1/.{key}", ".") && asked("/v1/{key}", "...") && asked("/v1/by-{key}", ".."));
     }
 
     #[test]
     fn what_is_no_path_is_refused() {
-        for text in
-            ["", "x/{key}", "//host/{key}", "/v1/fixed", "/{key", "/{other}", "/{key}#x", "/a b/{key}", "/é/{key}"]
-        {
+        for text in [
+            "",
+            "x/{key}",
+            "//host/{key}",
+            "/v1/fixed",
+            "/{key",
+            "/{other}",
+            "/{key}#x",
+            "/a b/{key}",
+            "/é/{key}",
+            "/a/../{key}",
+            "/%2E%2e%2f{key}",
+        ] {
             assert!(ProbePath::parse(text).is_err(), "{text}");
         }
     }

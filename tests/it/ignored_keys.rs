@@ -135,6 +135,23 @@ fn plan_before_nothing() -> Plan {
 }
 
 #[test]
+fn a_replay_of_the_next_gate_is_none_of_this_one() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let inner = Gate::before(&upstream).start();
+    let gate = Gate::before_url(&format!("http://{}", inner.address)).routes(ROUTES).start();
+    for run in 0..2 {
+        let answer = Request::post("/elsewhere").key("k").body("x").send(&gate);
+        assert_eq!((answer.status, &*answer.word()), (200, "ignored"), "{run}: {}", answer.show());
+        assert!(
+            !answer.head.has("idempotent-replayed") && !answer.head.has("idempotency-expires"),
+            "{}",
+            answer.show()
+        );
+    }
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
 fn calls_and_upgrades_are_marked_too() {
     let upstream = Upstream::scripted(|conn| {
         while let Some(request) = conn.next() {

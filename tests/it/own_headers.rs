@@ -110,3 +110,19 @@ fn both_over_http2() {
     assert_ne!(got(&upstream, "x-run").as_deref(), Some("forged"));
     assert_eq!(all(&upstream, "x-run").len(), 1);
 }
+
+#[test]
+fn trailers_cannot_pass_for_what_a_request_is_known_by() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let policy = "key = { from = [\"header:X-Req\"] }\nscope = [\"header:X-Tenant\"]\n";
+    let gate = Gate::before(&upstream).defaults(policy).top("[headers]\nforward_key_as = \"X-Request-Id\"").start();
+    let mut client = Client::connect(gate.address);
+    client.send(
+        "POST /x HTTP/1.1\r\nHost: a\r\nX-Req: k\r\nX-Tenant: acme\r\nTransfer-Encoding: chunked\r\n\r\n\
+         1\r\na\r\n0\r\nX-Sum: 9\r\nX-Req: evil\r\nX-Tenant: evil\r\nX_Tenant: evil\r\nX-Request-Id: evil\r\n\r\n",
+    );
+    assert_eq!(client.response().status, 200);
+    let request = upstream.last();
+    assert_eq!(request.head.get("x-request-id").as_deref(), Some("k"));
+    assert_eq!(request.body.trailers.len(), 1, "{:?}", request.body.trailers);
+}

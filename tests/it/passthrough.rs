@@ -317,6 +317,24 @@ fn an_upgrade_with_a_key_is_refused() {
 }
 
 #[test]
+fn an_upgrade_whose_key_may_be_in_its_body_is_refused() {
+    let upstream = upgrading();
+    let gate = plan(&upstream).defaults("key = { from = [\"json:/id\", \"header:Idempotency-Key\"] }\n").start();
+    let asks = |more: &str, body: &str| {
+        let mut client = Client::connect(gate.address);
+        client.send(format!(
+            "POST /orders HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{more}\r\n{body}"
+        ));
+        client.response()
+    };
+    asks("Content-Length: 10\r\n", "{\"id\":\"b\"}").expect_bare_problem(400, "bad-request");
+    asks("Transfer-Encoding: chunked\r\n", "a\r\n{\"id\":\"b\"}\r\n0\r\n\r\n").expect_bare_problem(400, "bad-request");
+    asks("Content-Length: 0\r\nIdempotency-Key: k\r\n", "").expect_problem(400, "bad-request");
+    assert_eq!(upstream.runs(), 0);
+    assert_eq!(asks("", "").status, 101, "it has no body, and so no key");
+}
+
+#[test]
 fn what_matches_no_route_goes_to_the_only_upstream() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let gate = plan(&upstream).start();

@@ -160,6 +160,17 @@ fn trailers_of_a_chunked_answer() {
 }
 
 #[test]
+fn trailers_that_the_upstream_did_not_announce_are_announced() {
+    let first = twice(
+        "HTTP/1.1 200 OK\r\nTrailer: X-A\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-A: 2\r\nX-B: 5\r\n\
+         Idempotent-Replayed: true\r\n\r\n",
+    );
+    let names = |name: &[u8]| String::from_utf8_lossy(name).to_ascii_lowercase();
+    let trailers: Vec<String> = first.body.trailers.iter().map(|(name, _)| names(name)).collect();
+    assert_eq!(trailers, ["x-a", "x-b"], "{}", first.show());
+}
+
+#[test]
 fn answers_that_end_with_the_connection() {
     let (upstream, gate) = serving(|| Reply::raw("HTTP/1.1 200 OK\r\nX-A: 1\r\n\r\nuntil the end").close());
     let first = gate.post("/orders", "k-1", "{}");

@@ -145,10 +145,11 @@ impl Change {
         ask: &Ask,
     ) -> anyhow::Result<()> {
         if args.dry_run {
-            let Counts { matched, in_flight, of_unknown_scope, accepted, as_of, .. } =
+            let Counts { matched, in_flight, of_unknown_scope, accepted, to_retry, as_of, .. } =
                 self.send(client, args, true, args.as_of.clone()).await?;
             writeln!(out, "{} would be {}; nothing was changed", records(matched), self.done)?;
             say_accepted(accepted, "would not be delivered any more", out)?;
+            say_to_retry(to_retry, out)?;
             say_in_flight(in_flight, out)?;
             say_of_unknown_scope(of_unknown_scope, out)?;
             if matched > 0 {
@@ -189,10 +190,11 @@ impl Change {
                 ),
             }
         }
-        let Counts { matched, done, failed, in_flight, of_unknown_scope, accepted, .. } =
+        let Counts { matched, done, failed, in_flight, of_unknown_scope, accepted, to_retry, .. } =
             self.send(client, args, false, as_of).await?;
         writeln!(out, "{} {}", records(done), self.done)?;
         say_accepted(accepted, "will not be delivered any more", out)?;
+        say_to_retry(to_retry, out)?;
         say_in_flight(in_flight, out)?;
         say_of_unknown_scope(of_unknown_scope, out)?;
         let others = matched.saturating_sub(done + failed);
@@ -237,6 +239,7 @@ impl Change {
             counts.failed += count("failed")?;
             counts.in_flight += answer["in_flight"].as_u64().unwrap_or(0);
             counts.accepted += answer["accepted"].as_u64().unwrap_or(0);
+            counts.to_retry += answer["to_retry"].as_u64().unwrap_or(0);
             counts.of_unknown_scope += answer["of_unknown_scope"].as_u64().unwrap_or(0);
             if let Some(as_of) = answer["as_of"].as_str() {
                 // The requests that follow are about the same time.
@@ -259,6 +262,7 @@ struct Counts {
     failed: u64,
     in_flight: u64,
     accepted: u64,
+    to_retry: u64,
     of_unknown_scope: u64,
     as_of: Option<String>,
 }
@@ -268,6 +272,23 @@ fn say_accepted(count: u64, what: &str, out: &mut dyn Write) -> anyhow::Result<(
     if count > 0 {
         let (verb, noun) = if count == 1 { ("is an", "request") } else { ("are", "requests") };
         writeln!(out, "{count} of them {verb} accepted {noun} that {what}")?;
+    }
+    Ok(())
+}
+
+/// Says what is left to do about those of accepted requests, which nothing delivers until then.
+fn say_to_retry(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
+    if count > 0 {
+        let (verb, noun, stay) = if count == 1 {
+            ("is of an", "request, which stays", "it")
+        } else {
+            ("are of", "requests, which stay", "them")
+        };
+        writeln!(
+            out,
+            "{count} of them {verb} accepted {noun} dead until `oncegate records retry ID` delivers {stay} again: \
+             `oncegate deliveries list --state dead` lists {stay}"
+        )?;
     }
     Ok(())
 }

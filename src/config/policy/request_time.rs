@@ -36,13 +36,18 @@ pub(super) fn rule() -> Kind<Option<RequestTime>> {
 /// A request that may run must still find the record of its first run.
 pub(in crate::config) fn check(table: &Table<'_>, policy: &Policy) {
     let Some(RequestTime { max_age, skew, .. }) = &policy.request_time else { return };
-    if max_age.saturating_add(*skew) > policy.ttl {
-        let (max_age, skew, ttl) = (show_duration(*max_age), show_duration(*skew), show_duration(policy.ttl));
-        let wrong = format!(
-            "a request may run until it is {max_age} old, its clock may be {skew} ahead, and a record is kept for {ttl}: a \
-             retry that outlives its record would run again"
-        );
-        table.report("request_time", Wrong::new(wrong).hint("let max_age and skew together be at most ttl"));
+    for (key, record, kept) in
+        [("ttl", "a record", policy.ttl), ("unknown_ttl", "one whose outcome is unknown", policy.unknown_ttl)]
+    {
+        if max_age.saturating_add(*skew) > kept {
+            let (max_age, skew, kept) = (show_duration(*max_age), show_duration(*skew), show_duration(kept));
+            let wrong = format!(
+                "a request may run until it is {max_age} old, its clock may be {skew} ahead, and {record} is kept for {kept}: \
+                 a retry that outlives its record would run again"
+            );
+            let hint = format!("let max_age and skew together be at most {key}");
+            table.report("request_time", Wrong::new(wrong).hint(hint));
+        }
     }
 }
 

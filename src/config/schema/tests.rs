@@ -261,6 +261,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "request-time-beyond-a-presets-ttl: routes[0].request_time",
     "request-time-beyond-a-routes-ttl: routes[0].request_time",
     "request-time-beyond-the-default-ttl: defaults.request_time",
+    "request-time-beyond-unknown: routes[0].request_time",
     "request-time: routes[1].request_time",
     "request-time: routes[2].request_time",
     "response-headers-by-pattern: routes[0].response_headers.exclude[0]",

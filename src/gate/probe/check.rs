@@ -94,6 +94,11 @@ impl Checks {
         due <= self.began.elapsed().as_secs() && self.due.compare_exchange(due, UNDER_WAY, Relaxed, Relaxed).is_ok()
     }
 
+    /// Leaves a check to another request.
+    fn pass_turn_on(&self) {
+        self.due.store(self.began.elapsed().as_secs(), Relaxed);
+    }
+
     /// Ends a check.
     fn checked(&self, finding: Finding) {
         if finding == Finding::Absent {
@@ -114,7 +119,7 @@ impl ProtectedRequest {
             return;
         }
         let Some(target) = check.probe.path.target(&self.key, &self.id) else {
-            return check.checks.checked(Finding::Unclear);
+            return check.checks.pass_turn_on();
         };
         let headers = Question::of(self, target.clone()).into_headers();
         let gate = Arc::downgrade(&self.gate);

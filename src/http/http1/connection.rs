@@ -14,7 +14,7 @@ use tokio::io::AsyncRead;
 use tokio::time::{Instant, timeout_at};
 
 use crate::http::fault::Fault;
-use crate::http::headers::to_client;
+use crate::http::headers::{ADDED, to_client, without_names};
 use crate::http::socket::drain_input;
 
 /// How long input is drained after the last response, and the longest pause in it.
@@ -269,8 +269,9 @@ fn written(status: StatusCode, headers: &HeaderMap) -> Bytes {
     out.put_u8(b' ');
     out.put_slice(status.canonical_reason().unwrap_or_default().as_bytes());
     out.put_slice(b"\r\n");
-    // It has no body to be framed, or trailers (RFC 9110, 8.6 and 15.2).
-    for (name, value) in &to_client(headers.clone(), &[CONTENT_LENGTH, TRAILER]) {
+    // It has no body to be framed, or trailers (RFC 9110, 8.6 and 15.2), and how a key fared is yet to be seen.
+    let headers = without_names(to_client(headers.clone(), &[CONTENT_LENGTH, TRAILER]), &ADDED);
+    for (name, value) in &headers {
         out.put_slice(name.as_str().as_bytes());
         out.put_slice(b": ");
         out.put_slice(value.as_bytes());
@@ -293,6 +294,8 @@ mod tests {
         let hints = HeaderMap::from_iter([
             (http::header::LINK, HeaderValue::from_static("</a>")),
             (http::header::CONNECTION, HeaderValue::from_static("close")),
+            // What is yet to come is no replay.
+            (ADDED[1].clone(), HeaderValue::from_static("true")),
         ]);
         queue.begin(2);
         first.send(StatusCode::EARLY_HINTS, &hints);

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, COOKIE, HeaderName, TRANSFER_ENCODING};
+use http::header::{AUTHORIZATION, COOKIE, HeaderName};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use hyper::body::Incoming;
@@ -21,6 +21,7 @@ use super::io::{HeadFilter, MAX_HEAD, SocketState};
 use super::pool::Turn;
 use super::{Io, NotSent, Reuse, Sharing, Upstream};
 use crate::http::body::{self, Body, Observer};
+use crate::http::headers::announces_body;
 use crate::http::http1::Interim;
 
 /// The maximum number of interim responses to a request.
@@ -140,12 +141,6 @@ pub(super) fn has_unambiguous_end(method: &Method, status: StatusCode, headers: 
     const WITHOUT_BODY: [StatusCode; 3] = [StatusCode::NO_CONTENT, StatusCode::RESET_CONTENT, StatusCode::NOT_MODIFIED];
     let may_have_none = method == Method::HEAD || WITHOUT_BODY.contains(&status);
     !(may_have_none && announces_body(headers))
-}
-
-fn announces_body(headers: &HeaderMap) -> bool {
-    let is_zero = |length: &[u8]| !length.is_empty() && length.iter().all(|digit| *digit == b'0');
-    headers.contains_key(TRANSFER_ENCODING)
-        || headers.get_all(CONTENT_LENGTH).iter().any(|length| !is_zero(length.as_bytes()))
 }
 
 /// Why a request got no response.
@@ -352,6 +347,7 @@ impl Purpose {
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
+    use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 
     use super::super::io::UpstreamIo;
     use super::*;

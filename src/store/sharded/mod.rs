@@ -13,13 +13,14 @@ mod deliveries;
 pub mod layout;
 mod member;
 mod merge;
+mod moving;
 pub mod placement;
 mod resealing;
 #[cfg(test)]
 mod tests;
 mod upkeep;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -28,10 +29,11 @@ use async_trait::async_trait;
 use futures_util::future::{BoxFuture, join_all, try_join_all};
 use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use self::layout::{DatabaseId, Routes};
 use self::member::{Adoption, Member};
+use self::moving::{Moved, look_where_records_are};
 use self::placement::place_of;
 use super::removals::Removals;
 use super::{
@@ -42,9 +44,6 @@ use crate::idempotency::record::{Attempt, RecordId, Version};
 
 /// How long a database may take to answer [`Store::ping`]: less than who asks for readiness waits.
 const PING_TIMEOUT: Duration = Duration::from_millis(800);
-
-/// The shortest time between two looks at where records are.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// How much longer than the first database the others may take to know new rules, before this goes on without them.
 const ADOPTION_GRACE: Duration = Duration::from_secs(5);
@@ -227,7 +226,7 @@ impl Sharded {
         call: impl Fn(Arc<dyn Store>) -> BoxFuture<'static, Result<T, Error>>,
     ) -> Result<Vec<T>, Error> {
         if self.routes.load().is_partial() {
-            return Err(Error::determinate(ErrorKind::Moved, "[store] url does not name a database of the store"));
+            return Err(not_all());
         }
         let calls = self.all().into_iter().map(|(_, member)| {
             let call = member.store().map(|store| call(Arc::clone(store)));
@@ -241,33 +240,11 @@ impl Sharded {
     }
 }
 
-/// Which records have moved, as far as it was noticed: one bit for each of the parts of the ids.
-struct Moved([AtomicU64; 64]);
-
-impl Default for Moved {
-    fn default() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(0)))
-    }
-}
-
-impl Moved {
-    fn place(id: RecordId) -> (usize, u64) {
-        let part = u16::from_be_bytes([id.0[0], id.0[1]]) >> 4;
-        (usize::from(part >> 6), 1 << (part & 63))
-    }
-
-    fn has(&self, id: RecordId) -> bool {
-        let (place, bit) = Self::place(id);
-        self.0[place].load(Ordering::Relaxed) & bit != 0
-    }
-
-    fn set(&self, id: RecordId, has_moved: bool) {
-        let (place, bit) = Self::place(id);
-        match has_moved {
-            true => self.0[place].fetch_or(bit, Ordering::Relaxed),
-            false => self.0[place].fetch_and(!bit, Ordering::Relaxed),
-        };
-    }
+/// Some records are out of reach.
+fn not_all() -> Error {
+    let why = "the store has records in a database that [store] url does not name: they move, or the gate needs the list that \
+               the store has now";
+    Error::determinate(ErrorKind::Moved, why)
 }
 
 /// An error with the database that it comes from.
@@ -277,27 +254,6 @@ fn named(name: &str, error: Error) -> Error {
     match error {
         Error::Determinate(cause) => Error::Determinate(name_in(cause)),
         Error::Indeterminate(cause) => Error::Indeterminate(name_in(cause)),
-    }
-}
-
-/// Looks where records are whenever a database has refused some as another's.
-async fn look_where_records_are(is_moved: Arc<Notify>, routes: Arc<ArcSwap<Routes>>, databases: Arc<dyn Databases>) {
-    loop {
-        is_moved.notified().await;
-        let now = routes.load_full();
-        match databases.routes(&now.ids).await {
-            Ok(found) => {
-                if *now != found {
-                    tracing::info!("records of the store move to other databases");
-                    routes.store(Arc::new(found));
-                }
-            }
-            Err(error) => tracing::warn!(
-                error,
-                "a database refuses records as another's: restart the gate with the list that the store has now"
-            ),
-        }
-        sleep(LOOK_AGAIN).await;
     }
 }
 

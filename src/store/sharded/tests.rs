@@ -2,6 +2,9 @@
 
 use std::sync::atomic::AtomicBool;
 
+use tokio::time::sleep;
+
+use super::moving::LOOK_WHILE_MOVING;
 use super::*;
 use crate::store::contract;
 use crate::store::memory::Memory;
@@ -71,4 +74,37 @@ async fn a_database_that_the_list_does_not_name_is_not_asked() {
     assert!(store.claim(RecordId([0x10; 32]), contract::fresh(1)).await.is_ok());
     let error = store.claim(RecordId([0xf0; 32]), contract::fresh(1)).await.unwrap_err();
     assert!(matches!(&error, Error::Determinate(cause) if cause.kind == ErrorKind::Moved), "{error}");
+}
+
+/// A list whose records move to it from a database that it does not name.
+struct Moving(AtomicBool);
+
+#[async_trait]
+impl Databases for Moving {
+    async fn open(&self, _: usize) -> Result<Arc<dyn Store>, String> {
+        Err("it is open".to_owned())
+    }
+
+    async fn routes(&self, _: &[DatabaseId]) -> Result<Routes, String> {
+        Ok(if self.0.load(Ordering::SeqCst) { Routes::fixed(2) } else { moving() })
+    }
+
+    fn observed(&self, _: usize, _: bool) {}
+}
+
+fn moving() -> Routes {
+    Routes { members: vec![None], target: Some(vec![Some(0), Some(1)]), ids: Vec::new() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_move_is_noticed_though_nothing_is_refused() {
+    let opened = ["a", "b"].map(|name| (name.into(), Some(Arc::new(Memory::new()) as Arc<dyn Store>)));
+    let databases = Arc::new(Moving(AtomicBool::new(false)));
+    let store = Sharded::new(opened.into(), moving(), Arc::clone(&databases) as Arc<dyn Databases>);
+    assert!(matches!(store.claim(RecordId([0x10; 32]), contract::fresh(1)).await, Ok(Claim::Inserted(_))));
+    let partial = store.count().await.unwrap_err();
+    assert!(matches!(&partial, Error::Determinate(cause) if cause.kind == ErrorKind::Moved), "{partial}");
+    databases.0.store(true, Ordering::SeqCst);
+    sleep(2 * LOOK_WHILE_MOVING).await;
+    assert_eq!(store.count().await.unwrap(), [1, 0, 0]);
 }

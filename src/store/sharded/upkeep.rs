@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::member::{Adoption, Busy, Member};
 use super::placement::place_of;
-use super::{ADOPTION_GRACE, Sharded, merge};
+use super::{ADOPTION_GRACE, Sharded, merge, not_all};
 use crate::idempotency::record::RecordId;
 use crate::store::{Error, ErrorKind, IdentityChange, LeaseRenewal, Store};
 
@@ -223,7 +223,7 @@ impl Sharded {
         let (mut found, count) = (Vec::new(), routes.members.len());
         for place in after.map_or(0, |after| place_of(after, count))..count {
             let Some(member) = routes.members[place].map(|index| &self.members[index]) else {
-                return Err(Error::determinate(ErrorKind::Moved, "[store] url does not name a database of the store"));
+                return Err(not_all());
             };
             let call = call(Arc::clone(member.store()?), wanted - found.len());
             let (more, next) = call.await.map_err(|error| super::named(&member.name, error))?;

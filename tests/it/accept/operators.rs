@@ -38,6 +38,33 @@ fn an_unknown_outcome_is_not_delivered_again() {
 }
 
 #[test]
+fn a_bulk_release_says_which_accepted_requests_stay_dead() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::nothing().close());
+    let gate = accepting(&upstream, "").start();
+    for key in ["k-1", "k-2"] {
+        let location = expect_accepted(&gate.post("/charges", key, "{}"));
+        wait_for(&gate, &location, "unknown");
+    }
+    let dead =
+        || gate.admin("GET", "/api/v1/deliveries?state=dead", None).json()["deliveries"].as_array().map(Vec::len);
+    eventually("they are given up", || (dead() == Some(2)).then_some(()));
+    let url = format!("http://{}", gate.admin);
+    let release = ["records", "resolve", "--state", "unknown", "--release", "--admin", &url];
+    let (_, dry, _) = oncegate(&[&release[..], &["--dry-run"]].concat());
+    let (status, done, error) = oncegate(&[&release[..], &["--yes", "--reason", "not in the ledger"]].concat());
+    assert_eq!(status, 0, "{error}");
+    for said in [dry, done] {
+        let left =
+            "2 of them are of accepted requests, which stay dead until `oncegate records retry ID` delivers them again";
+        assert!(said.contains(left), "{said}");
+    }
+    assert_eq!(dead(), Some(2));
+}
+
+#[test]
 fn an_unknown_outcome_that_an_operator_completes_is_over() {
     if is_refused_here() {
         return;

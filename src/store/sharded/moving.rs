@@ -1,0 +1,79 @@
+//! What a gate notices of records that move to other databases.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+use super::{Databases, Routes};
+use crate::idempotency::record::RecordId;
+
+/// The shortest time between two looks at where records are.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The time between looks at where records are while they move: nothing is refused when that is over.
+pub(super) const LOOK_WHILE_MOVING: Duration = Duration::from_secs(5);
+
+/// Which records have moved, as far as it was noticed: one bit for each of the parts of the ids.
+pub(super) struct Moved([AtomicU64; 64]);
+
+impl Default for Moved {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Moved {
+    fn place(id: RecordId) -> (usize, u64) {
+        let part = u16::from_be_bytes([id.0[0], id.0[1]]) >> 4;
+        (usize::from(part >> 6), 1 << (part & 63))
+    }
+
+    pub(super) fn has(&self, id: RecordId) -> bool {
+        let (place, bit) = Self::place(id);
+        self.0[place].load(Ordering::Relaxed) & bit != 0
+    }
+
+    pub(super) fn set(&self, id: RecordId, has_moved: bool) {
+        let (place, bit) = Self::place(id);
+        match has_moved {
+            true => self.0[place].fetch_or(bit, Ordering::Relaxed),
+            false => self.0[place].fetch_and(!bit, Ordering::Relaxed),
+        };
+    }
+}
+
+/// Looks where records are whenever a database has refused some as another's, and while they move.
+pub(super) async fn look_where_records_are(
+    is_moved: Arc<Notify>,
+    routes: Arc<ArcSwap<Routes>>,
+    databases: Arc<dyn Databases>,
+) {
+    loop {
+        let now = routes.load_full();
+        if now.target.is_some() || now.is_partial() {
+            let _ = timeout(LOOK_WHILE_MOVING, is_moved.notified()).await;
+        } else {
+            is_moved.notified().await;
+        }
+        match databases.routes(&now.ids).await {
+            Ok(found) => {
+                if *now != found {
+                    match found.target {
+                        Some(_) => tracing::info!("records of the store move to other databases"),
+                        None => tracing::info!("records of the store moved to other databases"),
+                    }
+                    routes.store(Arc::new(found));
+                }
+            }
+            Err(error) => tracing::warn!(
+                error,
+                "a database refuses records as another's: restart the gate with the list that the store has now"
+            ),
+        }
+        sleep(LOOK_AGAIN).await;
+    }
+}
