@@ -52,6 +52,7 @@ fn all_metrics() -> String {
         drop(route.answered(outcome, StatusCode::OK, Instant::now()));
     }
     route.upstream_took(Duration::ZERO);
+    route.client_gone();
     route.probe_checks(Finding::Done).inc();
     route.probe_contradicted(true);
     route.observed().would(Outcome::Executed, false);

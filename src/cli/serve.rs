@@ -247,6 +247,7 @@ impl Serving {
         let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
         let lost = std::mem::take(&mut opened.lost);
         let Remembering { store, keeper } = remembering::before(opened, &config, keyring, &metrics)?;
+        metrics.leases_expired(lost.len());
         worker::report_lost(&*store, &lost).await;
         if config.router.routes().iter().any(|route| route.policy.quota.is_some()) {
             match store.quotas() {

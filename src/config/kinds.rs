@@ -269,7 +269,11 @@ pub(super) fn set<T: 'static>(hint: &'static str, item: Kind<T>) -> Kind<Vec<T>>
 
 fn list_of<T: 'static>(item: Kind<T>, filled: Option<&'static str>, is_unique: bool) -> Kind<Vec<T>> {
     fn printed<T>(print: &Print<T>, values: &[T]) -> Array {
-        values.iter().filter_map(print).collect()
+        let mut printed: Array = values.iter().filter_map(print).collect();
+        // A comment behind one of them would hide the rest.
+        printed.iter_mut().for_each(|value| value.decor_mut().clear());
+        printed.fmt();
+        printed
     }
     let of_tables = (item.shape)()["type"] == "object";
     let print = Rc::new(item.print);

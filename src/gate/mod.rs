@@ -10,6 +10,7 @@ mod admit;
 mod answer;
 mod attempt;
 mod attempt_tokens;
+mod awaited;
 mod circuit;
 pub mod coverage;
 mod deliver;
@@ -54,6 +55,7 @@ use self::admit::{Admission, Refusal, Step};
 pub use self::answer::HeaderNames;
 use self::answer::{CrossOrigin, Estimator, Reply};
 pub use self::attempt_tokens::Tokens;
+use self::awaited::Awaited;
 use self::circuit::Circuit;
 pub use self::deliver::deliver_accepted;
 pub use self::disposition::{Disposition, Tries};
@@ -421,7 +423,10 @@ impl Handler for Gate {
         } else {
             usage.requests.acquire(1).map(Arc::new).ok_or(TOO_MANY)
         };
-        let (state, reply) = self.answer(request, (id, notes), peer, permit.as_ref().map_err(|why| *why)).await;
+        let mut awaited = Awaited::new(&self.unrouted);
+        let permitted = permit.as_ref().map_err(|why| *why);
+        let (state, reply) = self.answer(request, (id, notes), peer, permitted, &mut awaited).await;
+        awaited.is_answered();
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&state, id, outcome, &response, began);
         let timer = state.metrics.answered(outcome, response.status(), began);

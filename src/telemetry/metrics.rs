@@ -236,6 +236,7 @@ impl RouteMetrics {
         for class in StatusClass::USUAL {
             self.responses(class);
         }
+        self.families.clients_gone.with_label_values(&[&*self.name]);
     }
 
     /// Counts a request whose head came at `began` and whose answer begins now, with this status.
@@ -250,6 +251,11 @@ impl RouteMetrics {
         metrics.requests.inc();
         self.responses(StatusClass::of(status)).inc();
         RequestTimer { duration: metrics.duration.clone(), began }
+    }
+
+    /// Counts a request whose client left before its answer.
+    pub fn client_gone(&self) {
+        self.families.clients_gone.with_label_values(&[&*self.name]).inc();
     }
 
     fn responses(&self, class: StatusClass) -> &IntCounter {

@@ -22,6 +22,8 @@ pub struct Notes {
 pub struct Noted {
     /// The address of the client, where that is not the peer's.
     pub client: Option<IpAddr>,
+    /// The name of its route, once that is known.
+    pub route: Option<Arc<str>>,
     /// The key, shortened.
     pub key: Option<String>,
     /// The id of its record.

@@ -161,7 +161,8 @@ impl Drop for Open {
         facts.took = self.began.elapsed();
         facts.noted = self.notes.get();
         if facts.status.is_none() {
-            // Which headers its route keeps private is not known.
+            // Its client left, and has no answer. What its route keeps private is not looked up.
+            facts.route = facts.noted.route.take();
             (facts.seen.user_agent, facts.seen.referer) = (None, None);
         }
         if let Some(log) = &self.log {

@@ -149,6 +149,7 @@ fn http_2_and_a_client_that_leaves_have_lines_too() {
     let line = last_of(&gate, 2);
     assert!(line["status"].is_null() && line["outcome"].is_null(), "{line:#}");
     assert_eq!((text(&line, "path"), text(&line, "upstream")), ("/slow", "app"));
+    assert_eq!(text(&line, "route"), "all", "{line:#}");
     signal.open();
 }
 

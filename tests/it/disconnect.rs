@@ -22,6 +22,7 @@ fn the_answer_is_kept_for_a_client_that_left_while_the_upstream_ran() {
     retry.expect(201, "replayed");
     assert_eq!(retry.text(), "order 7");
     assert_eq!(upstream.runs(), 1);
+    assert_eq!(gate.metric("oncegate_clients_gone_total", &["route=\"all\""]), 1.0);
 }
 
 #[test]

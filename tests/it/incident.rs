@@ -92,6 +92,7 @@ fn a_record_says_why_it_is_unknown() {
     gate.wait_for_state("killed", "unknown");
     let killed = record(&gate, "killed");
     assert_eq!(killed["unknown_because"], "lease-expired");
+    assert!(gate.metric("oncegate_leases_expired_total", &[]) >= 1.0);
     assert!(killed["unknown_since"].is_string(), "{killed}");
     // What made it unknown goes when it is known.
     let id = killed["id"].as_str().expect("an id");

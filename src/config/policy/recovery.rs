@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 use serde_json::json;
+use toml_edit::InlineTable;
 
 use super::hinted;
 use crate::config::declare::Shown::Example;
@@ -68,8 +69,8 @@ pub(super) fn recovery() -> Kind<Recovery> {
             ProbeKeys { probe, after: *after, every: *every, headers, resend: None }.print_inline().into()
         }
         Recovery::Resend(Resend { attempts, backoff }) => {
-            let resend = Some(ResendKeys { attempts: *attempts, backoff: *backoff });
-            ProbeKeys { resend, ..ProbeKeys::default() }.print_inline().into()
+            let resend = ResendKeys { attempts: *attempts, backoff: *backoff }.print_inline();
+            InlineTable::from_iter([("resend", Toml::from(resend))]).into()
         }
     };
     Kind::new(shape, word, print).with_inner(|| Inner::Table(ProbeKeys::SECTION)).merged(|node, base| {

@@ -359,7 +359,7 @@ fn what_is_wrong_with_one_value_is_refused() {
     assert_eq!(left, LEFT_TO_CHECK);
 }
 
-/// Of whatever line, the loader and the schema say the same.
+/// Of whatever line, the loader and the schema say the same, and what is printed is read again as the same.
 #[test]
 fn the_schema_and_the_loader_agree() {
     let app = "upstreams.app = \"http://app\"";
@@ -374,9 +374,18 @@ fn the_schema_and_the_loader_agree() {
     let file = directory.path().join("gate.toml");
     for text in policies.chain(routes).chain(wholes) {
         std::fs::write(&file, &text).unwrap();
-        let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() }).map(|_| ());
+        let effective = || {
+            let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() });
+            loaded.map(|resolved| resolved.effective.to_string())
+        };
+        let loaded = effective();
         let refused = refused(&text);
         assert_eq!(loaded.is_ok(), refused.is_empty(), "{text}{loaded:?}\n{refused:?}");
+        // A password in a URL is not printed.
+        if let (Ok(printed), false) = (loaded, text.contains(":p@")) {
+            std::fs::write(&file, &printed).unwrap();
+            assert_eq!(effective().as_ref(), Ok(&printed), "{text}");
+        }
     }
 }
 

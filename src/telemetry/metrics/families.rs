@@ -33,6 +33,7 @@ const STORE_BUCKETS: &[f64] =
 pub(in crate::telemetry) struct Families {
     pub(in crate::telemetry) registry: Registry,
     pub(in crate::telemetry) requests: IntCounterVec,
+    pub(in crate::telemetry) clients_gone: IntCounterVec,
     pub(in crate::telemetry) request_duration: HistogramVec,
     pub(in crate::telemetry) upstream_duration: HistogramVec,
     pub(in crate::telemetry) responses: IntCounterVec,
@@ -104,6 +105,16 @@ impl Families {
                 IntCounterVec::new(
                     Opts::new("oncegate_requests_total", "Requests answered, by route and how they ended."),
                     &["route", "outcome"],
+                ),
+            ),
+            clients_gone: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new(
+                        "oncegate_clients_gone_total",
+                        "Requests whose client left before its answer began, by route. No other metric of requests counts them.",
+                    ),
+                    &["route"],
                 ),
             ),
             request_duration: histograms(

@@ -283,6 +283,7 @@ pub(super) const WHOLES: &[&str] = &[
     "store.url = \"sqlite:a?b\"",
     "store.url = \"postgres://u:p@h:5433,[::1]/d?sslmode=require&application_name=a%20b\"",
     "store.url = \"postgresql://h\"",
+    "store.url = [\"postgres://a@h/d\", \"postgres://a@i/d\"]",
     "store.url = \"postgres:///d?host=/run/postgresql\"",
     "store.url = \"postgres://u@%2Frun%2Fpostgresql/d\"",
     "store.url = \"postgres:u@h\"",
