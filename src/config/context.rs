@@ -87,7 +87,7 @@ impl Context {
     pub(super) fn place(&self, value: &Value, path: &Path) -> Place {
         let place = match self.layer(value) {
             Some(Layer::Flags) => path.flag().map(Place::Flag),
-            Some(Layer::Environment) => self.variable_at_or_above(path),
+            Some(Layer::Environment) => self.variable_at_or_above(path).or_else(|| self.variable_below(path)),
             Some(Layer::File) | None => None,
         };
         let file = || Some(Place::File(self.file.as_ref()?.0.clone(), None));

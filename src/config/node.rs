@@ -226,7 +226,11 @@ impl<'a> Table<'a> {
         match node.items() {
             Some(items) => Some(items.into_iter().map(|item| Self::open(item, section)).collect()),
             None => {
-                node.report(node.expected("a list of tables").hint(format!("write [[{key}]] above each of them")));
+                let hint = match node.context.layer(node.value) {
+                    Some(Layer::Environment) => "a variable cannot set a part of a list: set it in the file".to_owned(),
+                    _ => format!("write [[{key}]] above each of them"),
+                };
+                node.report(node.expected("a list of tables").hint(hint));
                 Some(Vec::new())
             }
         }

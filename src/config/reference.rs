@@ -40,6 +40,7 @@ fn reference() -> String {
             Inner::Table(section) => chapter(section, key.doc, key.name, section.keys()),
             Inner::Named(section) => chapter(section, key.doc, &format!("{}.NAME", key.name), section.keys()),
             // Keys of a policy are described where `[defaults]` is.
+            Inner::List(section) if section.groups.len() == 1 => chapter(section, key.doc, key.name, section.keys()),
             Inner::List(section) => {
                 let note = "\nEvery key of [`[defaults]`](#defaults) can stand here too, and overrides it.\n";
                 chapter(section, key.doc, key.name, section.groups[0].iter()) + note

@@ -175,6 +175,14 @@ fn an_upstream_flag_needs_to_know_which_one_it_means() {
 }
 
 #[test]
+fn a_variable_cannot_set_a_part_of_a_list() {
+    let text = "[upstreams]\napp = \"http://app\"\n[[routes]]\nname = \"a\"\npath = \"/a\"\n";
+    let problems = Case::new(text).variable("ONCEGATE_ROUTES__0__TTL", "1h").problems();
+    let expected = "ONCEGATE_ROUTES__0__TTL: routes: expected a list of tables, found a table\n    hint: a variable cannot set a part";
+    assert!(problems.contains(expected), "{problems}");
+}
+
+#[test]
 fn a_table_and_its_keys_cannot_both_be_set_by_variables() {
     let problems = Case::new("")
         .variable("ONCEGATE_UPSTREAMS__APP", "http://a")

@@ -150,7 +150,7 @@ fn permission(asked: Result<Answer, Problem>) -> Permission {
         }
         Ok(answer) => unclear(format!("it answered {}", answer.status.as_u16())),
         Err(problem) if problem.code == Code::Overloaded => Permission::Unclear(problem),
-        Err(_) => unclear("it did not answer".to_owned()),
+        Err(_) => unclear("it gave no whole answer of at most 1 MiB".to_owned()),
     }
 }
 

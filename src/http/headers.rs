@@ -391,7 +391,7 @@ pub fn is_usual_host(host: &str) -> bool {
     let (name, port) = host.split_at(OF_NAMES.span(host));
     let port_is_usual = |port: &str| {
         let is_short = (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
-        is_short && port != "80" && port.parse::<u16>().is_ok()
+        is_short && !port.starts_with('0') && port != "80" && port.parse::<u16>().is_ok()
     };
     !name.is_empty() && !name.ends_with('.') && (port.is_empty() || port.strip_prefix(':').is_some_and(port_is_usual))
 }
@@ -414,18 +414,18 @@ pub fn is_host(host: &str) -> bool {
 /// written so already.
 #[must_use]
 pub fn normal_host(host: &str, default_port: &str) -> Option<String> {
-    let written = host;
-    let host = host.strip_suffix(default_port).or_else(|| host.strip_suffix(':')).unwrap_or(host);
     let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') => (name, Some(port)),
-        _ => (host, None),
+        Some((name, port)) if !port.contains(']') => (name, port),
+        _ => (host, ""),
     };
     let mut normal = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-    if let Some(port) = port {
+    // A port is a number (RFC 3986, 3.2.3).
+    let number = port.trim_start_matches('0');
+    if !port.is_empty() && default_port.strip_prefix(':') != Some(number) {
         normal.push(':');
-        normal.push_str(port);
+        normal.push_str(if number.is_empty() { "0" } else { number });
     }
-    Some(normal).filter(|normal| normal != written)
+    Some(normal).filter(|normal| normal != host)
 }
 
 /// A set of bytes, as a lookup table.
@@ -688,13 +688,22 @@ mod tests {
 
     #[test]
     fn spellings_of_one_host_are_one() {
-        for host in ["api.example", "API.example", "api.example:80", "api.example.", "api.example.:80", "api.example:"]
-        {
+        for host in [
+            "api.example",
+            "API.example",
+            "api.example:80",
+            "api.example.",
+            "api.example.:80",
+            "api.example:",
+            "api.example:080",
+        ] {
             assert_eq!(normal_host(host, ":80").as_deref().unwrap_or(host), "api.example", "{host}");
         }
         for (written, expected) in [
             ("api.example", None),
             ("api.example.:8080", Some("api.example:8080")),
+            ("api.example:08080", Some("api.example:8080")),
+            ("api.example:00", Some("api.example:0")),
             ("[::1]", None),
             ("[::1]:80", Some("[::1]")),
             ("[::1]:8080", None),

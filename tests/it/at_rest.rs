@@ -381,6 +381,14 @@ fn changed_routes_are_checked_against_encrypted_records() {
         assert!(said.contains("Add the key that these records were encrypted with"), "{said}");
     }
 
+    // So are routes that have not changed.
+    let same = |keys: &[u8], status: i32| crate::identity::checked(&with_keys(&plan, keys), status);
+    assert!(!same(&[2, 1], 0).contains("encrypted"));
+    for keys in [&[][..], &[2]] {
+        let said = same(keys, 78);
+        assert!(said.contains("1 record is encrypted with a key that `store.encryption_keys` does not have"), "{said}");
+    }
+
     // A reload of routes and keys at once reads with the keys that it brings.
     let gate = with_keys(&plan, &[2]).start();
     assert!(!reload(&gate, &with_keys(&next, &[2])), "{}", gate.log());

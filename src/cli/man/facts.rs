@@ -116,7 +116,10 @@ impl Facts {
             ends: &[
                 (0, "The configuration is good. With --store, a start with it finds every live key."),
                 (1, "The store cannot be asked, or its files are damaged."),
-                (78, "The configuration has a problem, or a start with it would be refused."),
+                (
+                    78,
+                    "The configuration has a problem. With --store: a start with it would be refused, or it lacks the key of an encrypted record.",
+                ),
             ],
             files: &[CONFIGURATION],
             environment: &[SETTINGS, FILE, PGPASSWORD],

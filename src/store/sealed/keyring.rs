@@ -258,6 +258,15 @@ impl Keyring {
         self.keys.load().iter().map(|key| (Arc::clone(&key.id), key.name)).collect()
     }
 
+    /// Whether a value is sealed with a key that is not among these.
+    #[must_use]
+    pub fn lacks_key_of(&self, value: &[u8]) -> bool {
+        match Sealing::of(value) {
+            Sealing::Plain => false,
+            Sealing::With(name, _) => !self.keys.load().iter().any(|key| key.name == name),
+        }
+    }
+
     /// Whether a head is plain that must be sealed, or one of the values that are kept with it.
     pub(super) fn is_planted<'a>(&self, head: &Bytes, others: impl IntoIterator<Item = &'a Bytes>) -> bool {
         match Sealing::of(head) {
