@@ -349,7 +349,10 @@ fn differences(former: &RulesDescription, now: &RulesDescription) -> Vec<String>
     }
     // It counts only where the address does; where that comes or goes the scope says so.
     if former.scope == now.scope {
-        let trusted = |rules: &RulesDescription| rules.trusted_proxies.clone().unwrap_or_else(|| "none".to_owned());
+        let trusted = |rules: &RulesDescription| match &rules.trusted_proxies {
+            Some(rule) => in_words_of_the_configuration(rule),
+            None => "none".to_owned(),
+        };
         compare("trusted proxies (server.trusted_proxies, server.forwarded)", trusted(former), trusted(now));
         let header =
             |rules: &RulesDescription| rules.token_header.clone().unwrap_or_else(|| "authorization".to_owned());
@@ -364,6 +367,13 @@ fn differences(former: &RulesDescription, now: &RulesDescription) -> Vec<String>
         });
     }
     lines
+}
+
+/// A rule for client addresses, which begins with the name of a style as records keep it.
+fn in_words_of_the_configuration(rule: &str) -> String {
+    let styles = [("XForwarded", "x-forwarded"), ("Rfc7239", "rfc7239"), ("Both", "both")];
+    let known = styles.into_iter().find_map(|(kept, word)| Some(format!("{word}{}", rule.strip_prefix(kept)?)));
+    known.unwrap_or_else(|| rule.to_owned())
 }
 
 fn by_route(change: &IdentityChange) -> String {

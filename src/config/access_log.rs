@@ -19,7 +19,15 @@ keys! {
 
 /// Reads `[access_log]`; nothing where there is none.
 pub(super) fn read(root: &Table<'_>) -> Option<Settings> {
-    let log = AccessLog::read(&root.table("access_log", AccessLog::SECTION), AccessLog::default());
+    let table = root.table("access_log", AccessLog::SECTION);
+    let log = AccessLog::read(&table, AccessLog::default());
+    if let Some(Target::File(path)) = &log.path
+        && let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty())
+        && !directory.is_dir()
+    {
+        let directory = directory.display();
+        table.advise("path", format!("there is no directory {directory} here: a start fails without it"));
+    }
     root.print("access_log", log.print_table());
     let AccessLog { path, format } = log;
     path.map(|target| Settings { target, format })

@@ -112,6 +112,12 @@ impl Context {
         Ok((advice, self.printed.into_inner()))
     }
 
+    /// The same where one table alone was read: what is wrong elsewhere does not matter.
+    pub(super) fn finish_with(self, table: &str) -> Result<(), Problems> {
+        self.problems.borrow_mut().retain(|problem| problem.key.split(['.', '[']).next() == Some(table));
+        self.finish().map(drop)
+    }
+
     /// The line of a key, or of the nearest key that it stands in; nothing where the file has neither.
     fn line_of(&self, path: &Path) -> Option<Place> {
         let (file, lines) = self.file.as_ref()?;

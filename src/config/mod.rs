@@ -131,7 +131,7 @@ pub fn load_text(file: PathBuf, text: &str) -> Result<Resolved, Problems> {
 pub fn load_store(sources: Sources) -> Result<Store, Problems> {
     let context = layers::merge(sources)?;
     let store = store::read(&Table::open(context.root(), keys::ROOT)).url;
-    context.finish()?;
+    context.finish_with("store")?;
     Ok(store)
 }
 
@@ -139,7 +139,7 @@ pub fn load_store(sources: Sources) -> Result<Store, Problems> {
 pub fn load_admin(sources: Sources) -> Result<admin::Settings, Problems> {
     let context = layers::merge(sources)?;
     let admin = listeners::admin(&Table::open(context.root(), keys::ROOT), &[]);
-    context.finish()?;
+    context.finish_with("admin")?;
     Ok(admin)
 }
 

@@ -175,6 +175,29 @@ fn an_upstream_flag_needs_to_know_which_one_it_means() {
 }
 
 #[test]
+fn a_log_in_a_directory_that_is_missing_is_advised_against() {
+    let advice = |path: &str| {
+        let text = format!("[upstreams]\napp = \"http://app\"\n[access_log]\npath = \"{path}\"\n");
+        Case::new(&text).load().advice.into_iter().any(|advice| advice.key == "access_log.path")
+    };
+    assert!(advice("/nonexistent/access.log"));
+    assert!(!advice("/tmp/access.log") && !advice("access.log") && !advice("-"));
+}
+
+#[test]
+fn what_asks_a_running_gate_needs_its_own_table_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gate.toml");
+    let load = |admin: &str| {
+        std::fs::write(&file, format!("[routs]\n[store]\nurl = 1\n[admin]\n{admin}\n")).unwrap();
+        load_admin(Sources { file: Some(file.clone()), ..Sources::default() }).map(|admin| admin.listen.to_string())
+    };
+    assert_eq!(load("listen = \"127.0.0.1:9099\"").unwrap(), "127.0.0.1:9099");
+    let problems = load("listen = \"127.0.0.1:9099\"\ncolour = 1").unwrap_err().to_string();
+    assert!(problems.contains("admin.colour: unknown key") && problems.ends_with("1 problem"), "{problems}");
+}
+
+#[test]
 fn a_variable_cannot_set_a_part_of_a_list() {
     let text = "[upstreams]\napp = \"http://app\"\n[[routes]]\nname = \"a\"\npath = \"/a\"\n";
     let problems = Case::new(text).variable("ONCEGATE_ROUTES__0__TTL", "1h").problems();

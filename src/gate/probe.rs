@@ -16,6 +16,7 @@ use crate::idempotency::codec::{Answer, Content, Details, Head};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{Attempt, RecordId, RequestId, State};
 use crate::idempotency::recovery::{Finding, ProbePath, Recovery};
+use crate::idempotency::settle::Ending;
 use crate::store::{Claim, End, Error, Expiry, Fresh, OriginId, Settled, Store};
 use crate::telemetry::outcome::Outcome;
 pub(super) use check::ProbeCheck;
@@ -99,7 +100,14 @@ impl ProtectedRequest {
         let Recovery::Probe(probe) = &self.policy().recovery else { return Probed::NOTHING };
         let Some(target) = probe.path.target(&self.key, &self.id) else { return Probed::NOTHING };
         let asked = Question::of(self, target).ask().await;
-        Probed::new(Some(self.head.id), self.id, &self.state, asked)
+        let probed = Probed::new(Some(self.head.id), self.id, &self.state, asked);
+        match probed.finding {
+            // The client of a call reads nothing else.
+            Finding::Done if self.head.is_call() && !probed.is_of_call() => {
+                Probed { finding: Finding::Unclear, ..probed }
+            }
+            _ => probed,
+        }
     }
 }
 
@@ -145,6 +153,13 @@ impl Probed {
                 Self::NOTHING
             }
         }
+    }
+
+    /// Whether its answer is one to a gRPC call.
+    fn is_of_call(&self) -> bool {
+        let Some(Inquired { answer, .. }) = &self.inquired else { return false };
+        let trailers = answer.content.as_ref().map(|content| &content.trailers[..]).unwrap_or_default();
+        matches!(Ending::of_call(answer.status.as_u16(), &answer.headers[..], trailers), Ending::Called(_))
     }
 
     /// The upstream gave no answer that counts as one.

@@ -50,6 +50,24 @@ fn expect_told(response: &Response, status: &str, code: &str, pushback: Option<&
 }
 
 #[test]
+fn a_probe_completes_no_call_with_what_is_no_answer_to_one() {
+    let upstream = Upstream::start(|request| match request.start_line().starts_with("GET ") {
+        true if request.start_line().contains("json") => {
+            Reply::raw("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+        }
+        true => answer("grpc-status: 0\r\n"),
+        false => Reply::nothing().close(),
+    });
+    let gate = Gate::before(&upstream).defaults("recovery = { probe = \"/by-key/{key}\", after = \"0s\" }\n").start();
+    for key in ["json", "call"] {
+        expect_told(&call(key).send(&gate), "2", "upstream-broken", Some("-1"));
+    }
+    call("json").send(&gate).expect(200, "outcome-unknown");
+    call("call").send(&gate).expect(200, "recovered");
+    assert_eq!(upstream.runs_of("json"), 1);
+}
+
+#[test]
 fn a_call_runs_once_and_its_retry_has_its_trailers() {
     let (upstream, plan) =
         serving(|| answer("grpc-status: 0\r\ngrpc-message: all%20well\r\ngrpc-status-details-bin: CAAS\r\n"));

@@ -11,6 +11,7 @@ use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
 
 use crate::examples::Example;
+use crate::reload::reload;
 use crate::support::gate::Plan;
 use crate::support::https::Certificates;
 use crate::support::{Gate, Reply, Request, Response, Signal, Terms, Tls, Upstream, eventually};
@@ -284,6 +285,28 @@ fn keys_of_a_url_are_fetched_when_a_token_names_an_unknown_one() {
     eventually("the reload", || gate.log().contains("configuration reloaded").then_some(()));
     charge("k-1", &new.token(ann)).send(&gate).expect(200, "replayed");
     assert_eq!(asked.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_reload_gives_no_keys_up_for_a_url_that_has_none() {
+    let own = Signer::new("own");
+    let (set, other) = (jwks(&[&own]), jwks(&[&own]));
+    let (first, _) = issuer(move |_| Reply::ok(&set));
+    let (second, _) = issuer(move |_| Reply::ok(&other));
+    let upstream = upstream();
+    let gate = from_url(&upstream, &first.url(), "").start();
+    let token = own.token(r#""sub":"ann""#);
+    charge("k-1", &token).send(&gate).expect(200, "executed");
+    let nowhere = format!("http://{}", Upstream::free_address());
+    let plan = |url: &str| {
+        let top = format!("auth.jwt = {{ jwks_url = \"{url}/keys?all=1\" }}");
+        gate.plan.clone().top(&top)
+    };
+    assert!(!reload(&gate, &plan(&nowhere)), "{}", gate.log());
+    assert!(gate.log().contains("no keys could be fetched from there"), "{}", gate.log());
+    charge("k-1", &token).send(&gate).expect(200, "replayed");
+    assert!(reload(&gate, &plan(&second.url())), "{}", gate.log());
+    charge("k-1", &token).send(&gate).expect(200, "replayed");
 }
 
 #[test]

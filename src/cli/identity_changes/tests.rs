@@ -246,3 +246,14 @@ fn a_former_scope_is_written_as_it_was_meant() {
     let described = words(&Former::Described(rules));
     assert_eq!(described, ["host", "header:X-Api-Key", "cookie:Sid", "const:a", "client-ip"]);
 }
+
+#[test]
+fn a_rule_for_addresses_is_shown_in_the_words_of_the_configuration() {
+    for (kept, shown) in [
+        ("XForwarded 10.0.0.0/8", "x-forwarded 10.0.0.0/8"),
+        ("Rfc7239 10.0.0.0/8 by the PROXY protocol", "rfc7239 10.0.0.0/8 by the PROXY protocol"),
+        (" by the PROXY protocol", " by the PROXY protocol"),
+    ] {
+        assert_eq!(in_words_of_the_configuration(kept), shown);
+    }
+}

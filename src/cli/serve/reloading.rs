@@ -196,6 +196,13 @@ impl Serving {
         let (summary, written) = (self.summary.reloaded(&config), Written::of(&config));
         let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
         let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
+        // Keys that verify tokens are not given up for a URL that has none to give.
+        if gate.has_token_keys() && !next.refresh_token_keys().await {
+            bail!(
+                "auth.jwt.jwks_url: no keys could be fetched from there, and those in force verify tokens\n  \
+                 hint: the log says why; correct the URL, or see that it can be reached"
+            );
+        }
         let stuck = "cannot change what keys are found by";
         if self.keeper.is_none() && !next.sealed_origins().is_empty() {
             bail!(

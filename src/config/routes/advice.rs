@@ -6,8 +6,10 @@ use http::header::COOKIE;
 use http::{HeaderName, Method};
 
 use super::super::node::Table;
+use super::super::units::show_duration;
 use crate::idempotency::key::KeySource;
-use crate::idempotency::policy::Policy;
+use crate::idempotency::policy::{Mode, Policy, StoreFailure};
+use crate::idempotency::recovery::{Probe, Recovery};
 use crate::idempotency::scope::ScopePart;
 use crate::idempotency::settle::Action;
 use crate::route::Route;
@@ -104,6 +106,14 @@ pub(super) fn on_keys(table: &Table<'_>, route: &str, policy: &Policy) {
 
 /// Advises against a release where the upstream may have done its work.
 pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
+    let is_success = |status: &u16| (200..300).contains(status);
+    let exact = policy.outcomes.status.iter().any(|(status, action)| is_success(status) && *action == Action::Release);
+    if exact || policy.outcomes.class.get(&2) == Some(&Action::Release) {
+        table.advise(
+            "outcomes",
+            format!("route `{route}` releases the key of a success: each retry of a request that succeeded runs again"),
+        );
+    }
     for (word, action) in [("timeout", policy.outcomes.timeout), ("broken", policy.outcomes.broken)] {
         if action == Some(Action::Release) {
             table.advise(
@@ -114,6 +124,25 @@ pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
                 ),
             );
         }
+    }
+}
+
+/// Advises against what cannot do what it says.
+pub(super) fn on_effects(table: &Table<'_>, route: &str, policy: &Policy) {
+    if policy.mode == Mode::Accept && policy.store_failure == StoreFailure::Forward {
+        let why = "what is accepted is kept in the store: while it is away, requests get 503 all the same";
+        table.advise(
+            "store_failure",
+            format!("route `{route}` has store_failure = \"forward\" and accepts requests; {why}"),
+        );
+    }
+    if let Recovery::Probe(Probe { every: Some(every), .. }) = &policy.recovery
+        && *every >= policy.unknown_ttl
+    {
+        let (every, kept) = (show_duration(*every), show_duration(policy.unknown_ttl));
+        let message =
+            format!("route `{route}` asks about unknown outcomes every {every}, and forgets them after {kept}");
+        table.advise("recovery", format!("{message}: some are never asked about"));
     }
 }
 

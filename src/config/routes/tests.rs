@@ -93,6 +93,23 @@ fn keys_that_requests_share_and_releases_of_the_unknown_are_advised_against() {
 }
 
 #[test]
+fn what_cannot_do_what_it_says_is_advised_against() {
+    let route = "[[routes]]\nname = \"r\"\npath = \"/{*rest}\"\n";
+    for (lines, key, count) in [
+        ("outcomes = { \"2xx\" = \"release\" }", "outcomes", 1),
+        ("outcomes = { \"201\" = \"release\" }", "outcomes", 1),
+        ("outcomes = { \"404\" = \"release\" }", "outcomes", 0),
+        ("mode = \"accept\"\nstore_failure = \"forward\"", "store_failure", 1),
+        ("store_failure = \"forward\"", "store_failure", 0),
+        ("unknown_ttl = \"1h\"\nrecovery = { probe = \"/x/{key}\", after = \"60s\", every = \"5h\" }", "recovery", 1),
+        ("recovery = { probe = \"/x/{key}\", after = \"60s\", every = \"5h\" }", "recovery", 0),
+    ] {
+        let told = advised(&format!("{APP}{route}{lines}\n"), key);
+        assert_eq!(told.len(), count, "{lines}: {told:?}");
+    }
+}
+
+#[test]
 fn a_collection_that_no_route_takes_is_advised_of() {
     let told = |routes: &[(&str, &str)]| {
         let tables = routes

@@ -146,7 +146,12 @@ pub(super) fn unrecorded(
     let outcome = match &answer {
         Ok(answer) => {
             let (route, key, status) = (&*request.state.name, request.key_shortened(), answer.status.as_u16());
-            tracing::warn!(request = %request.head.id, record = %request.id, route, key, status, "an answer went to its client unrecorded");
+            let (id, record) = (request.head.id, request.id);
+            if request.is_unattended {
+                tracing::warn!(request = %id, %record, route, key, status, "the answer of a delivery is not recorded yet");
+            } else {
+                tracing::warn!(request = %id, %record, route, key, status, "an answer went to its client unrecorded");
+            }
             Outcome::Unrecorded
         }
         Err(_) => outcome,

@@ -371,6 +371,12 @@ impl Gate {
         head.set_claims(claims.map(Arc::new));
     }
 
+    /// Whether it has keys that verify tokens.
+    #[must_use]
+    pub fn has_token_keys(&self) -> bool {
+        self.verifier.as_ref().is_some_and(|verifier| verifier.current().0.is_some())
+    }
+
     /// Fetches the keys of tokens where that is due, and returns whether there are any: called about once a second.
     pub async fn refresh_token_keys(&self) -> bool {
         match self.verifier.as_ref().map(|verifier| &verifier.keys) {
