@@ -237,7 +237,7 @@ impl<'a> Bulk<'a> {
             report.in_flight += (count - found.len()) as u64;
             found.iter().for_each(|found| report.found(found));
             if self.is_release {
-                report.to_retry += self.count_dead(&found).await?;
+                report.to_retry += self.count_dead(&found).await;
             }
             if let Some(change) = &self.change {
                 self.change_all(change, found, report).await?;
@@ -254,14 +254,21 @@ impl<'a> Bulk<'a> {
     }
 
     /// How many of these records are of accepted requests that were given up.
-    async fn count_dead(&self, found: &[Listed]) -> Result<u64, Problem> {
-        let Some(queue) = self.state.opened()?.deliveries() else { return Ok(0) };
+    async fn count_dead(&self, found: &[Listed]) -> u64 {
+        let Some(queue) = self.state.opened().ok().and_then(|store| store.deliveries()) else { return 0 };
+        let routes = self.state.configured.load();
+        let accepts = |name: &str| routes.routes.iter().any(|route| route.name == name && route.accepts);
+        // A record of an older version does not say that it was accepted.
+        let may_be_accepted = |found: &&Listed| {
+            details(&found.record).is_accepted || found.origin.as_ref().is_some_and(|origin| accepts(&origin.route))
+        };
         let mut count = 0;
-        for accepted in found.iter().filter(|found| details(&found.record).is_accepted) {
-            let delivery = queue.delivery(accepted.id).await.map_err(unavailable)?;
+        for accepted in found.iter().filter(may_be_accepted) {
+            // It is for information: where the store fails, the change itself says so.
+            let delivery = queue.delivery(accepted.id).await.ok().flatten();
             count += u64::from(delivery.is_some_and(|delivery| delivery.is_dead()));
         }
-        Ok(count)
+        count
     }
 
     async fn change_all(&self, change: &Change, found: Vec<Listed>, report: &mut Report) -> Result<(), Problem> {

@@ -221,6 +221,7 @@ impl Admin {
             upstream: Some("app".to_owned()),
             rules: None,
             is_accepted: false,
+            is_call: false,
             caller: Some([9; 8]),
             // The record of this key is as an older release claimed it.
             scope: (key.as_str() != "legacy").then(|| identifier().scope_tags(&[ScopePart::Host], caller)),

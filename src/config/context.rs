@@ -112,9 +112,12 @@ impl Context {
         Ok((advice, self.printed.into_inner()))
     }
 
-    /// The same where one table alone was read: what is wrong elsewhere does not matter.
+    /// The same where one table alone was read: what is wrong elsewhere does not matter. Where it is not there, an unknown key of the
+    /// top level may be meant for it.
     pub(super) fn finish_with(self, table: &str) -> Result<(), Problems> {
-        self.problems.borrow_mut().retain(|problem| problem.key.split(['.', '[']).next() == Some(table));
+        let is_there = self.values.as_dict().is_some_and(|values| values.contains_key(table));
+        let matters = |key: &str| key.split(['.', '[']).next() == Some(table) || !is_there && !key.contains(['.', '[']);
+        self.problems.borrow_mut().retain(|problem| matters(&problem.key));
         self.finish().map(drop)
     }
 

@@ -131,7 +131,7 @@ pub fn load_text(file: PathBuf, text: &str) -> Result<Resolved, Problems> {
 pub fn load_store(sources: Sources) -> Result<Store, Problems> {
     let context = layers::merge(sources)?;
     let store = store::read(&Table::open(context.root(), keys::ROOT)).url;
-    context.finish_with("store")?;
+    context.finish()?;
     Ok(store)
 }
 

@@ -74,7 +74,8 @@ keys! {
         /// The greatest age at which a request still runs. oncegate reads its time from a header, as in
         /// { from = "header:X-Request-Timestamp", max_age = "1h", skew = "5m" }. One that is older, that is further ahead than
         /// `skew`, or that has no such header gets 400 `request-expired` and does not run. Retries of what ran get their
-        /// answers whatever their time. `max_age` and `skew` together must not exceed `ttl`. false: any request may run.
+        /// answers whatever their time. `max_age` and `skew` together must exceed neither `ttl` nor `unknown_ttl`. false:
+        /// any request may run.
         request_time => request_time::rule(), Example("{ from = \"header:X-Request-Timestamp\", max_age = \"1h\", skew = \"5m\" }");
         /// If the store cannot be reached: "reject" is 503, "forward" runs unprotected, marked and counted.
         store_failure => words(&[("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)]);

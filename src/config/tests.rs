@@ -193,6 +193,9 @@ fn what_asks_a_running_gate_needs_its_own_table_only() {
         load_admin(Sources { file: Some(file.clone()), ..Sources::default() }).map(|admin| admin.listen.to_string())
     };
     assert_eq!(load("listen = \"127.0.0.1:9099\"").unwrap(), "127.0.0.1:9099");
+    std::fs::write(&file, "[admn]\nlisten = \"127.0.0.1:9099\"\n").unwrap();
+    let misspelt = load_admin(Sources { file: Some(file.clone()), ..Sources::default() }).unwrap_err().to_string();
+    assert!(misspelt.contains("admn: unknown key"), "{misspelt}");
     let problems = load("listen = \"127.0.0.1:9099\"\ncolour = 1").unwrap_err().to_string();
     assert!(problems.contains("admin.colour: unknown key") && problems.ends_with("1 problem"), "{problems}");
 }

@@ -145,10 +145,13 @@ impl CrossOrigin {
         Some(Self { route: Arc::clone(route), origin: headers.get(ORIGIN).cloned() })
     }
 
-    /// The same of a request for the status of an accepted one, where nothing says which route accepted it.
-    pub(super) fn of_any_accepting(router: &Router, headers: &HeaderMap) -> Option<Self> {
-        let accepting = router.routes().iter().filter(|route| route.policy.accepts());
-        accepting.filter_map(|route| Self::of(route, headers)).find(Self::is_allowed)
+    /// The same of a request for the status of an accepted one, where nothing says which route accepted it: of several that name the
+    /// origin, one that shares with credentials.
+    pub(super) fn of_any(router: &Router, headers: &HeaderMap) -> Option<Self> {
+        // A route may have accepted requests before its mode changed.
+        let protecting = router.routes().iter().filter(|route| route.policy.mode.protects());
+        let allowed = protecting.filter_map(|route| Self::of(route, headers)).filter(Self::is_allowed);
+        allowed.max_by_key(|asked| asked.route.policy.cors.credentials)
     }
 
     /// The same where the path can be read in two ways: as it stands it is of one route, or else it could be of the other.

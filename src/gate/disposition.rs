@@ -123,6 +123,7 @@ impl Gate {
         let Some(Listed { record, now, .. }) = found else { return again(word.to_owned()) };
         // Before an upstream may be asked about an unknown outcome, there is no attempt.
         if let (Outcome::Problem(Code::OutcomeUnknown), Recovery::Probe(probe)) = (reply.outcome, &policy.recovery)
+            && state_at(&record, now) == State::Unknown
             && let Ok(head) = Head::decode(&record.head)
             && let Some(wait) = probe.due_in(&record, &head.details(), policy.unknown_ttl, now)
             && !wait.is_zero()

@@ -48,13 +48,13 @@ impl Preflight {
         })
     }
 
-    /// A preflight for the status of an accepted request, from an origin that a route names which accepts requests.
+    /// A preflight for the status of an accepted request, from an origin that a route names.
     pub(super) fn of_status(router: &Router, method: &Method, headers: &HeaderMap) -> Option<Self> {
         if *method != Method::OPTIONS {
             return None;
         }
         let announced = headers.get(ACCESS_CONTROL_REQUEST_METHOD)?;
-        let asked = CrossOrigin::of_any_accepting(router, headers)?;
+        let asked = CrossOrigin::of_any(router, headers)?;
         ["GET", "HEAD"].contains(&announced.to_str().ok()?).then(|| Self {
             route: Arc::clone(asked.route()),
             asked,

@@ -13,6 +13,7 @@ use super::protected::ProtectedRequest;
 use crate::http::problem::Problem;
 use crate::http::upstream::Upstream;
 use crate::idempotency::codec::{Answer, Content, Details, Head};
+use crate::idempotency::grpc::Status;
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{Attempt, RecordId, RequestId, State};
 use crate::idempotency::recovery::{Finding, ProbePath, Recovery};
@@ -100,14 +101,7 @@ impl ProtectedRequest {
         let Recovery::Probe(probe) = &self.policy().recovery else { return Probed::NOTHING };
         let Some(target) = probe.path.target(&self.key, &self.id) else { return Probed::NOTHING };
         let asked = Question::of(self, target).ask().await;
-        let probed = Probed::new(Some(self.head.id), self.id, &self.state, asked);
-        match probed.finding {
-            // The client of a call reads nothing else.
-            Finding::Done if self.head.is_call() && !probed.is_of_call() => {
-                Probed { finding: Finding::Unclear, ..probed }
-            }
-            _ => probed,
-        }
+        Probed::new(Some(self.head.id), self.id, self.head.is_call(), &self.state, asked)
     }
 }
 
@@ -126,6 +120,12 @@ pub(super) fn lock_of(
     Fresh { attempt, origin, lease, ttl: LOCK_REST, unknown_ttl: LOCK_REST, head }
 }
 
+/// Whether an answer is one to a gRPC call, of status OK.
+fn is_call_that_succeeded(answer: &Answer) -> bool {
+    let trailers = answer.content.as_ref().map(|content| &content.trailers[..]).unwrap_or_default();
+    Ending::of_call(answer.status.as_u16(), &answer.headers[..], trailers) == Ending::Called(Status::Ok)
+}
+
 impl Probed {
     /// Nothing was asked.
     const NOTHING: Self = Self { finding: Finding::Unclear, inquired: None };
@@ -135,6 +135,7 @@ impl Probed {
     pub(super) fn new(
         request: Option<RequestId>,
         record: RecordId,
+        is_call: bool,
         state: &RouteState,
         asked: Result<Inquired, Problem>,
     ) -> Self {
@@ -142,8 +143,16 @@ impl Probed {
         match asked {
             Ok(inquired) => {
                 let status = inquired.answer.status;
-                let finding = state.probe_check.as_ref().map_or(Finding::of(status), |check| check.finding(status));
-                let (status, word) = (status.as_u16(), Finding::of(status).as_str());
+                let said = match Finding::of(status) {
+                    // The client of a call could not read another answer, and a call that failed tells nothing of this one.
+                    Finding::Done if is_call && !is_call_that_succeeded(&inquired.answer) => Finding::Unclear,
+                    finding => finding,
+                };
+                let finding = match (said, &state.probe_check) {
+                    (Finding::Absent, Some(check)) => check.finding(status),
+                    (finding, _) => finding,
+                };
+                let (status, word) = (status.as_u16(), said.as_str());
                 tracing::info!(request, %record, route, status, finding = word, "asked the upstream about an unknown outcome");
                 Self { finding, inquired: Some(inquired) }
             }
@@ -153,13 +162,6 @@ impl Probed {
                 Self::NOTHING
             }
         }
-    }
-
-    /// Whether its answer is one to a gRPC call.
-    fn is_of_call(&self) -> bool {
-        let Some(Inquired { answer, .. }) = &self.inquired else { return false };
-        let trailers = answer.content.as_ref().map(|content| &content.trailers[..]).unwrap_or_default();
-        matches!(Ending::of_call(answer.status.as_u16(), &answer.headers[..], trailers), Ending::Called(_))
     }
 
     /// The upstream gave no answer that counts as one.

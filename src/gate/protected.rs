@@ -207,6 +207,7 @@ impl ProtectedRequest {
             rules: self.state.rules_tags.get(self.made_by).copied(),
             key: policy.recovery.keeps_keys().then(|| self.key.clone()),
             is_accepted: false,
+            is_call: self.head.is_call(),
         }
     }
 

@@ -103,7 +103,7 @@ impl Gate {
         let mut headers = HeaderMap::new();
         headers.extend(probe.headers.iter().map(|header| (header.name.clone(), header.value.clone())));
         let asked = Question::of_gate(self, upstream, target, headers).ask().await;
-        let probed = Probed::new(None, id, state, asked);
+        let probed = Probed::new(None, id, details.is_call, state, asked);
         let end = match probed.finding {
             Finding::Done => probed.end(&route.policy),
             // Nothing is here to run: a retry does.

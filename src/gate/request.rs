@@ -368,7 +368,9 @@ pub(super) fn upgrade_with_key() -> Problem {
 }
 
 pub(super) fn upgrade_with_body() -> Problem {
-    bad("an upgrade has no body here, where the key may stand in the body; send the request without `Upgrade`")
+    bad(
+        "the key may be in the body, which the gate does not read from an upgrade; send it without a body, or without `Upgrade`",
+    )
 }
 
 /// The request lacks a part of its scope.

@@ -124,7 +124,7 @@ impl Gate {
         if *request.method() != Method::GET && *request.method() != Method::HEAD {
             return takes_get_only();
         }
-        let of_any = CrossOrigin::of_any_accepting(&self.router, request.headers());
+        let of_any = CrossOrigin::of_any(&self.router, request.headers());
         let (origin, answered) = match self.status_request(request, peer, id).await {
             Ok(asked) => (CrossOrigin::of(asked.route, &asked.head.headers), self.answer_to(&asked)),
             // Whether there is a request of another caller, no header says.
@@ -158,7 +158,7 @@ impl Gate {
         let (origin, found) = found.map_err(|_| away())?.map_err(|_| away())?.ok_or_else(absent)?;
         let route = self.router.routes().iter().find(|route| route.name == origin.route).ok_or_else(absent)?;
         // A record from before records said that they were accepted is one of a route that accepts requests.
-        if origin.service != self.settings.service || !(route.policy.accepts() || found.is_accepted()) {
+        if !(route.policy.accepts() || found.is_accepted()) {
             return Err(absent());
         }
         if route.policy.scope.has_claims() {
@@ -168,6 +168,7 @@ impl Gate {
         Ok(StatusRequest { route, head, id: record, found })
     }
 
+    /// What the store has of a request of this service.
     async fn find_accepted(&self, id: RecordId) -> Result<Option<(Origin, Found)>, Error> {
         let store = &*self.shared.store;
         // The delivery first: its record is there before it is gone.
@@ -175,6 +176,8 @@ impl Gate {
         let listed = store.get(id).await?.filter(Listed::is_live);
         let origin = delivery.as_ref().and_then(|delivery| delivery.origin.clone());
         let origin = origin.or_else(|| listed.as_ref().and_then(|listed| listed.origin.clone()));
+        // Another service may have a gate behind this one.
+        let origin = origin.filter(|origin| origin.service == self.settings.service);
         let record = listed.map(|Listed { record, now, .. }| (record, now));
         Ok(origin.map(|origin| (origin, Found { record, delivery })))
     }

@@ -204,6 +204,7 @@ impl ProbePath {
                 Piece::Id => {
                     let _ = write!(out, "{id}");
                 }
+                Piece::Key if !out.contains('?') && has_odd_segment(key) => return None,
                 Piece::Key => {
                     for byte in key.bytes() {
                         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -218,6 +219,13 @@ impl ProbePath {
         let path = out.split('?').next().unwrap_or_default();
         if has_dot_segment(path) { None } else { out.parse().ok() }
     }
+}
+
+/// Whether a key of several segments has one that is empty or made of dots: where slashes are decoded and merged, another path is
+/// meant.
+fn has_odd_segment(key: &str) -> bool {
+    let is_odd = |segment: &str| ["", ".", ".."].contains(&segment);
+    key.contains(['/', '\\']) && key.split(['/', '\\']).any(is_odd)
 }
 
 /// Whether a path has a `.` or `..` that an upstream or a proxy before it may resolve (RFC 3986, section 5.2.4), be it one that
@@ -255,7 +263,7 @@ mod tests {
         assert_eq!(uri.query(), Some(&*format!("record={}", "ab".repeat(32))));
         assert_eq!(path.to_string(), "/v1/by-key/{key}?record={id}");
         let asked = |text: &str, key: &str| ProbePath::parse(text).unwrap().expand(key, &RecordId([0; 32])).is_some();
-        for key in [".", "..", "../..", "a/../b", "a/.", "..\\a"] {
+        for key in [".", "..", "../..", "a/../b", "a/.", "..\\a", "/", "//", "a/", "/a", "a//b", "a\\"] {
             assert!(!asked("/v1/by-key/{key}", key), "{key}");
             assert!(asked("/v1/by-key?key={key}", key), "{key}");
         }

@@ -12,7 +12,6 @@ const PAUSE: Duration = Duration::from_secs(15);
 
 pub(super) async fn run(mut worker: Worker) {
     let Some(keeper) = worker.keeper.clone() else { return };
-    let mut is_warned = false;
     loop {
         let (began, mut counted) = (Instant::now(), None);
         if !worker.unless_shut_down(async { counted = keeper.count().await.ok() }).await {
@@ -21,14 +20,6 @@ pub(super) async fn run(mut worker: Worker) {
         // The store reports its failures.
         if let Some(counted) = counted {
             worker.metrics.records_by_key().show(&counted);
-            if counted.missing > 0 && !is_warned {
-                let records = counted.missing;
-                tracing::warn!(
-                    records,
-                    "records are encrypted with a key that `store.encryption_keys` does not have: their retries get 503"
-                );
-            }
-            is_warned = counted.missing > 0;
         }
         let pause = async {
             tokio::select! {

@@ -55,16 +55,27 @@ fn a_probe_completes_no_call_with_what_is_no_answer_to_one() {
         true if request.start_line().contains("json") => {
             Reply::raw("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
         }
+        true if request.start_line().contains("none") => trailers_only("grpc-status: 12\r\n"),
         true => answer("grpc-status: 0\r\n"),
         false => Reply::nothing().close(),
     });
     let gate = Gate::before(&upstream).defaults("recovery = { probe = \"/by-key/{key}\", after = \"0s\" }\n").start();
-    for key in ["json", "call"] {
+    for key in ["json", "none", "call"] {
         expect_told(&call(key).send(&gate), "2", "upstream-broken", Some("-1"));
     }
     call("json").send(&gate).expect(200, "outcome-unknown");
+    call("none").send(&gate).expect(200, "outcome-unknown");
     call("call").send(&gate).expect(200, "recovered");
     assert_eq!(upstream.runs_of("json"), 1);
+
+    // Nor does a question without a client.
+    let every = "recovery = { probe = \"/by-key/{key}\", after = \"0s\", every = \"1s\" }\n";
+    let gate = Gate::before(&upstream).defaults(every).start();
+    for key in ["json-2", "call-2"] {
+        call(key).send(&gate);
+    }
+    gate.wait_for_state("call-2", "completed");
+    assert_eq!(gate.records("key=json-2")[0]["state"], "unknown");
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! `oncegate check --store`: what a start would find in the store.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use tokio::time::timeout;
 
 use crate::cli::databases;
 use crate::cli::identity_changes::{self, Forgotten, Occasion, Written};
@@ -14,9 +14,11 @@ use crate::cli::serve::durability::Durability;
 use crate::config::{self, Resolved, Store as Settings};
 use crate::gate::coverage::Coverage;
 use crate::gate::identities::IdentityRules;
+use crate::idempotency::record::RecordId;
+use crate::store::deliveries::DeliveryFilter;
 use crate::store::postgres::Postgres;
-use crate::store::sealed::{Keeper, Keyring, Sealed};
-use crate::store::{Listed, NamespaceRules, Store, redis, sqlite};
+use crate::store::sealed::{Keyring, Sealed};
+use crate::store::{Error, Filter, Listed, NamespaceRules, Store, redis, sqlite};
 
 /// What the store said.
 pub(super) struct Found {
@@ -32,16 +34,32 @@ struct Looked {
     forgotten: Forgotten,
     on_file: Vec<NamespaceRules>,
     is_unannounced: bool,
-    /// How many records are encrypted with a key that is not configured; `None` where there are too many to look at.
-    locked: Option<u64>,
+    locked: Locked,
     risks: Vec<String>,
+}
+
+/// Live records of the service that are encrypted with a key that is not configured.
+#[derive(Default)]
+struct Locked {
+    ids: HashSet<RecordId>,
+    /// Whether there was not the time to look at all.
+    is_partial: bool,
+}
+
+impl Locked {
+    fn look_at(&mut self, listed: &Listed, rules: IdentityRules<'_>, keys: &Keyring) {
+        let is_own = listed.origin.as_ref().is_some_and(|origin| origin.service == *rules.service());
+        if is_own && listed.is_live() && keys.lacks_key_of(&listed.record.head) {
+            self.ids.insert(listed.id);
+        }
+    }
 }
 
 /// How long to look for records whose key is not configured.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is wrong with records that are encrypted with another key, and what to do.
-const LOCKED: &str = "`store.encryption_keys` does not have: their retries get 503 until it does";
+/// How many records to read at a time.
+const CHUNK: usize = 1000;
 
 /// Asks the store that is configured. Changes nothing in it, and holds up no gate that uses it.
 pub(super) fn ask(config: &Resolved) -> anyhow::Result<Found> {
@@ -86,19 +104,24 @@ fn said(name: &str, looked: Looked, rules: IdentityRules<'_>, written: &Written)
         }
         false => format!("{name}: ok, a start with this configuration forgets no live key\n"),
     };
-    match locked {
-        Some(0) => {}
-        Some(1) => text += &format!("{name}: 1 record is encrypted with a key that {LOCKED}\n"),
-        Some(count) => text += &format!("{name}: {count} records are encrypted with a key that {LOCKED}\n"),
-        None => {
-            text += &format!(
-                "{name}: not all records were looked at within {} s: whether each of their keys is configured, \
-            oncegate_records_by_key of a running gate says\n",
-                PATIENCE.as_secs()
-            )
-        }
+    let Locked { ids, is_partial } = locked;
+    if !ids.is_empty() {
+        let (least, count) = (if is_partial { "at least " } else { "" }, ids.len());
+        let (noun, verb) = if count == 1 { ("record", "is") } else { ("records", "are") };
+        let _ = writeln!(
+            text,
+            "{name}: {least}{count} {noun} {verb} encrypted with a key that `store.encryption_keys` does not have: retries get \
+             503 until it does"
+        );
+    } else if is_partial {
+        let _ = writeln!(
+            text,
+            "{name}: not all records were looked at within {} s: `oncegate_records_by_key` of a running gate says whether a \
+             key is missing",
+            PATIENCE.as_secs()
+        );
     }
-    let is_refused = is_refused || locked.is_some_and(|count| count > 0);
+    let is_refused = is_refused || !ids.is_empty();
     for risk in risks {
         let _ = writeln!(text, "{name}: risk: {risk}");
     }
@@ -110,9 +133,9 @@ fn of_sqlite(path: &Path, rules: IdentityRules<'_>, keys: &Keyring) -> anyhow::R
     let risks = Durability::sqlite(path, sqlite::filesystem_warning(path)).warnings;
     let Some(preview) = preview else { return Ok(None) };
     let mut coverage = Coverage::of(rules, &preview.on_file);
-    let (is_changed, mut locked) = (coverage.is_changed(), 0);
+    let (is_changed, mut locked) = (coverage.is_changed(), Locked::default());
     let look = |listed: Listed| {
-        locked += u64::from(keys.lacks_key_of(&listed.record.head));
+        locked.look_at(&listed, rules, keys);
         if is_changed {
             coverage.look_at(&keys.open_listed(listed, |_| ()));
         }
@@ -120,7 +143,7 @@ fn of_sqlite(path: &Path, rules: IdentityRules<'_>, keys: &Keyring) -> anyhow::R
     preview.for_each(look).context("[store] url")?;
     let forgotten = Forgotten { changes: preview.changes, lost: coverage.finish() };
     // Only one process opens the file: none has to hear of a secret.
-    Ok(Some(Looked { forgotten, on_file: preview.on_file, is_unannounced: false, locked: Some(locked), risks }))
+    Ok(Some(Looked { forgotten, on_file: preview.on_file, is_unannounced: false, locked, risks }))
 }
 
 async fn of_postgres(
@@ -152,19 +175,49 @@ async fn of_redis(settings: &config::Redis, rules: IdentityRules<'_>, keys: Arc<
 
 async fn look(store: impl Store, rules: IdentityRules<'_>, keys: Arc<Keyring>) -> anyhow::Result<Looked> {
     let store: Arc<dyn Store> = Arc::new(store);
-    let keeper = Keeper::new(Arc::clone(&store), Arc::clone(&keys), Arc::clone(rules.service()));
+    let locked = look_for_locked(&*store, rules, &keys).await?;
     let store = Sealed::new(store, keys, Arc::clone(rules.service()), |_, _| ());
     let (origins, identities) = rules.adoption();
     let changes = store.changes(origins, identities).await?;
     let lost = identity_changes::look_for_lost(&store, rules).await?;
     let on_file = store.identities().await?;
-    let locked = match timeout(PATIENCE, keeper.count()).await {
-        Ok(counted) => Some(counted?.missing),
-        Err(_) => None,
-    };
     store.close().await;
     let is_unannounced = identity_changes::is_unannounced(&on_file, rules);
     Ok(Looked { forgotten: Forgotten { changes, lost }, on_file, is_unannounced, locked, risks: Vec::new() })
+}
+
+/// Looks at the records as they are stored, and at what was accepted, for as long as there is time.
+async fn look_for_locked(store: &dyn Store, rules: IdentityRules<'_>, keys: &Keyring) -> Result<Locked, Error> {
+    let (began, mut locked) = (Instant::now(), Locked::default());
+    let service = Some(Arc::clone(rules.service()));
+    let mut after = None;
+    loop {
+        let filter = Filter { service: service.clone(), ..Filter::default() };
+        let chunk = store.scan(filter, after, CHUNK).await?;
+        chunk.records.iter().for_each(|listed| locked.look_at(listed, rules, keys));
+        after = chunk.next;
+        if after.is_none() {
+            break;
+        }
+        if began.elapsed() >= PATIENCE {
+            return Ok(Locked { is_partial: true, ..locked });
+        }
+    }
+    let mut after = None;
+    while let Some(queue) = store.deliveries() {
+        let filter = DeliveryFilter { service: service.clone(), ..DeliveryFilter::default() };
+        let page = queue.deliveries(filter, after, CHUNK).await?;
+        let listed = page.deliveries.into_iter().map(|delivery| delivery.as_listed(page.now));
+        listed.for_each(|listed| locked.look_at(&listed, rules, keys));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+        if began.elapsed() >= PATIENCE {
+            return Ok(Locked { is_partial: true, ..locked });
+        }
+    }
+    Ok(locked)
 }
 
 fn waited_for(looking: impl Future<Output = anyhow::Result<Looked>>, servers: &str) -> anyhow::Result<Option<Looked>> {

@@ -148,7 +148,7 @@ pub(super) fn unrecorded(
             let (route, key, status) = (&*request.state.name, request.key_shortened(), answer.status.as_u16());
             let (id, record) = (request.head.id, request.id);
             if request.is_unattended {
-                tracing::warn!(request = %id, %record, route, key, status, "the answer of a delivery is not recorded yet");
+                tracing::warn!(request = %id, %record, route, key, status, "the answer of a request that no client waits for is not recorded yet");
             } else {
                 tracing::warn!(request = %id, %record, route, key, status, "an answer went to its client unrecorded");
             }

@@ -24,6 +24,7 @@ const KEY: u8 = 6;
 const SCOPE: u8 = 7;
 const RULES: u8 = 8;
 const ACCEPTED: u8 = 9;
+const CALL: u8 = 10;
 
 /// The most tags in an entry.
 const MOST_TAGS: usize = u8::MAX as usize / size_of::<ScopeTag>();
@@ -49,6 +50,8 @@ pub struct Details {
     pub key: Option<Key>,
     /// Whether it was accepted, and its client may ask for its status.
     pub is_accepted: bool,
+    /// Whether it is a gRPC call.
+    pub is_call: bool,
 }
 
 impl Details {
@@ -92,6 +95,9 @@ impl Details {
         if self.is_accepted {
             put(ACCEPTED, &[]);
         }
+        if self.is_call {
+            put(CALL, &[]);
+        }
         out.into()
     }
 
@@ -112,6 +118,7 @@ impl Details {
                 RULES => details.rules = value.as_ref().try_into().ok().map(RulesTag),
                 KEY => key.extend_from_slice(&value),
                 ACCEPTED => details.is_accepted = true,
+                CALL => details.is_call = true,
                 _ => {}
             }
         }
@@ -145,6 +152,7 @@ pub(super) mod tests {
             unknown_ttl in proptest::option::of(any::<u64>()),
             key in proptest::option::of("[!-~]{1,600}"),
             is_accepted in any::<bool>(),
+            is_call in any::<bool>(),
         ) -> Details {
             Details {
                 request: request.and_then(NonZeroU64::new).map(RequestId),
@@ -156,6 +164,7 @@ pub(super) mod tests {
                 unknown_ttl: unknown_ttl.map(Duration::from_millis),
                 key: key.and_then(|key| Key::from_value(key.as_bytes(), key.len()).ok()),
                 is_accepted,
+                is_call,
             }
         }
     }
@@ -167,7 +176,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn entries_of_a_later_version_are_skipped(details in details(), what in 10..=255_u8, value in "[a-z]{0,9}") {
+        fn entries_of_a_later_version_are_skipped(details in details(), what in 11..=255_u8, value in "[a-z]{0,9}") {
             let later = [&[what, value.len() as u8], value.as_bytes(), &details.encode()].concat();
             prop_assert_eq!(Details::decode(&later.into()), details);
         }
@@ -190,10 +199,11 @@ pub(super) mod tests {
             unknown_ttl: Some(Duration::from_millis(258)),
             key: Key::from_value(b"k-1", 255).ok(),
             is_accepted: true,
+            is_call: true,
         };
         let mut expected = b"\x01\x08\0\0\0\0\0\0\0\x07\x02\x10".to_vec();
         expected.extend(8_u128.to_be_bytes());
-        expected.extend(b"\x03\x03app\x04\x08\x09\x09\x09\x09\x09\x09\x09\x09\x07\x10\x05\x05\x05\x05\x05\x05\x05\x05\x06\x06\x06\x06\x06\x06\x06\x06\x08\x08\x04\x04\x04\x04\x04\x04\x04\x04\x05\x02\x01\x02\x06\x03k-1\x09\x00");
+        expected.extend(b"\x03\x03app\x04\x08\x09\x09\x09\x09\x09\x09\x09\x09\x07\x10\x05\x05\x05\x05\x05\x05\x05\x05\x06\x06\x06\x06\x06\x06\x06\x06\x08\x08\x04\x04\x04\x04\x04\x04\x04\x04\x05\x02\x01\x02\x06\x03k-1\x09\x00\x0a\x00");
         assert_eq!(&details.encode()[..], &expected[..]);
         let long = Details { upstream: Some("x".repeat(256)), ..Details::default() };
         assert_eq!(Details::decode(&long.encode()), Details::default());

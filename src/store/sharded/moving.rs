@@ -54,11 +54,12 @@ pub(super) async fn look_where_records_are(
 ) {
     loop {
         let now = routes.load_full();
-        if now.target.is_some() || now.is_partial() {
-            let _ = timeout(LOOK_WHILE_MOVING, is_moved.notified()).await;
+        let is_refused = if now.target.is_some() || now.is_partial() {
+            timeout(LOOK_WHILE_MOVING, is_moved.notified()).await.is_ok()
         } else {
             is_moved.notified().await;
-        }
+            true
+        };
         match databases.routes(&now.ids).await {
             Ok(found) => {
                 if *now != found {
@@ -69,6 +70,7 @@ pub(super) async fn look_where_records_are(
                     routes.store(Arc::new(found));
                 }
             }
+            Err(error) if !is_refused => tracing::debug!(error, "where records are could not be looked up"),
             Err(error) => tracing::warn!(
                 error,
                 "a database refuses records as another's: restart the gate with the list that the store has now"

@@ -109,13 +109,16 @@ fn a_status_outlives_the_mode_of_its_route() {
         let is_for_gate = !request.start_line().contains("/.well-known/");
         if is_for_gate { Reply::raw(JSON) } else { Reply::ok("the upstream's own") }
     });
-    let plan = accepting(&upstream, "");
+    let plan = accepting(&upstream, CORS);
     let gate = plan.start();
     let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
     wait_for(&gate, &location, "completed");
-    assert!(reload(&gate, &plan.defaults("mode = \"protect\"\n")));
+    assert!(reload(&gate, &plan.defaults(&format!("mode = \"protect\"\n{CORS}"))));
     assert_eq!(status(&gate, &location)["state"], "completed");
     Request::get(&format!("{location}?answer")).send(&gate).expect(200, "replayed");
+    let asked =
+        Request::new("OPTIONS", &location).header("access-control-request-method", "GET").header("origin", SHOP);
+    assert_eq!(code(&asked.send(&gate)), 204);
     // What was never accepted is the upstream's, whose own statuses may be at such a path: it may be another gate.
     gate.post("/charges", "k-2", "{}").expect(200, "executed");
     let plain = gate
