@@ -3,6 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use http::Version;
+use http::header::EXPECT;
 use http::request::Parts;
 use sha2::{Digest as _, Sha256};
 
@@ -16,6 +18,7 @@ use super::policy_page;
 use super::preflight::Preflight;
 use super::request::{self, ForwardingContext, Head};
 use super::request_status;
+use crate::http::fault::Fault;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
 use crate::idempotency::credential::{Credential, Kind};
@@ -138,6 +141,11 @@ pub fn explain(settings: &Settings, router: &Router, sample: Sample<'_>) -> Expl
     }
     if request_status::is_at(head.uri.path()) && router.routes().iter().any(|route| route.policy.accepts()) {
         return without_route(Fate::Status);
+    }
+    let is_http_1_0 = head.version == Version::HTTP_10;
+    let mut expectations = head.headers.get_all(EXPECT).iter();
+    if let Some(fault) = expectations.find_map(|value| Fault::of_expectation(value.as_bytes(), is_http_1_0).err()) {
+        return without_route(Fate::Malformed(Problem::new(fault.code(), fault.to_string())));
     }
     let lacks_certificate = asks_certificate && certificate.is_none();
     let upgrades = settings.upgrades.asked(head.version, &head.headers).is_some();

@@ -33,6 +33,15 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// That an expectation is not understood. HTTP/1.0 has none: there they are ignored (RFC 9110, 10.1.1).
+    ///
+    /// # Errors
+    /// [`Fault::Expectation`]
+    pub fn of_expectation(value: &[u8], is_http_1_0: bool) -> Result<(), Self> {
+        let is_understood = is_http_1_0 || value.eq_ignore_ascii_case(b"100-continue");
+        is_understood.then_some(()).ok_or(Self::Expectation)
+    }
+
     /// The code of the response.
     #[must_use]
     pub fn code(self) -> Code {

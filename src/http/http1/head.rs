@@ -54,7 +54,7 @@ pub(super) fn judge(head: &[u8], limits: &Limits) -> Result<Head, Fault> {
             return Err(Fault::TooManyHeaders);
         }
         match name.len() {
-            6 if name.eq_ignore_ascii_case(b"expect") => expect(value, is_http_1_0)?,
+            6 if name.eq_ignore_ascii_case(b"expect") => Fault::of_expectation(value, is_http_1_0)?,
             7 if name.eq_ignore_ascii_case(b"upgrade") => {
                 upgrade.is_wanted = true;
                 upgrade.is_h2c |= has_token(value, b"h2c");
@@ -193,11 +193,6 @@ fn field(line: &[u8], is_clear: bool) -> Result<(&[u8], &[u8]), Fault> {
 
 fn has_token(value: &[u8], token: &[u8]) -> bool {
     members(value).any(|member| member.eq_ignore_ascii_case(token))
-}
-
-/// HTTP/1.0 has no expectations: there they are ignored (RFC 9110, 10.1.1).
-fn expect(value: &[u8], is_http_1_0: bool) -> Result<(), Fault> {
-    if is_http_1_0 || value.eq_ignore_ascii_case(b"100-continue") { Ok(()) } else { Err(Fault::Expectation) }
 }
 
 impl BodyFields {

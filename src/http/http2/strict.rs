@@ -27,8 +27,8 @@ pub(super) fn judge(parts: &mut Parts, limits: &Limits) -> Result<(), Fault> {
         if is_padding(value.first()) || is_padding(value.last()) {
             return Err(Fault::Malformed("a header has white space around its value (RFC 9113, 8.2.1)"));
         }
-        if *name == EXPECT && !value.eq_ignore_ascii_case(b"100-continue") {
-            return Err(Fault::Expectation);
+        if *name == EXPECT {
+            Fault::of_expectation(value, false)?;
         }
     }
     check_length(&parts.headers)?;
