@@ -134,7 +134,6 @@ impl ProtectedRequest {
             let status = asked.as_ref().ok().map(|inquired| inquired.answer.status);
             let finding = status.map_or(Finding::Unclear, Finding::of);
             check.checks.checked(finding);
-            state.metrics.probe_checks(finding).inc();
             let (status, route, probe) = (status.map(|status| status.as_u16()), &*state.name, &check.probe.path);
             match finding {
                 Finding::Done => {
@@ -152,6 +151,8 @@ impl ProtectedRequest {
                     "the probe did not find out about a request that has succeeded: it may not find out about unknown outcomes either; see that its path answers 2xx with a client's credentials"
                 ),
             }
+            // Last: who sees the count finds the line.
+            state.metrics.probe_checks(finding).inc();
         });
     }
 }
