@@ -1,6 +1,6 @@
 //! Queues of RabbitMQ (AMQP 0-9-1).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -159,12 +159,15 @@ impl Subscription for Queue {
 impl Queue {
     /// Publishes a message again, to the dead letters, with the reason. Durable when it returns.
     async fn bury(&self, delivery: &Delivery, body: &[u8], reason: &str) -> Result<(), Error> {
-        let mut headers = delivery.properties.headers().clone().unwrap_or_default();
+        let known = delivery.properties.headers().as_ref().map(|table| table.inner().clone()).unwrap_or_default();
+        // RabbitMQ would send it to the queues that these name.
+        let is_kept = |name: &ShortString| !matches!(name.as_str(), "CC" | "BCC");
+        let mut headers =
+            FieldTable::from(known.into_iter().filter(|(name, _)| is_kept(name)).collect::<BTreeMap<_, _>>());
         for (name, value) in [(REASON, reason), (CONSUMER, &*self.name), (QUEUE, &*self.queue)] {
             headers.insert(short(name)?, AMQPValue::LongString(value.into()));
         }
-        let properties: BasicProperties =
-            delivery.properties.clone().with_headers(headers).with_delivery_mode(PERSISTENT);
+        let properties = kept_properties(&delivery.properties).with_headers(headers).with_delivery_mode(PERSISTENT);
         // Where the queue is gone, RabbitMQ returns the message.
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let queue = short(&self.dead_letter)?;
@@ -175,6 +178,26 @@ impl Queue {
         }
         Err(Error(format!("the broker did not take a message for the queue {}", self.dead_letter)))
     }
+}
+
+/// The properties that a dead letter keeps: not `expiration`, by which it would vanish, and not `user_id`, which must be the gate's.
+fn kept_properties(known: &BasicProperties) -> BasicProperties {
+    type Set = fn(BasicProperties, ShortString) -> BasicProperties;
+    let texts: [(&Option<ShortString>, Set); 7] = [
+        (known.content_type(), BasicProperties::with_content_type),
+        (known.content_encoding(), BasicProperties::with_content_encoding),
+        (known.correlation_id(), BasicProperties::with_correlation_id),
+        (known.reply_to(), BasicProperties::with_reply_to),
+        (known.message_id(), BasicProperties::with_message_id),
+        (known.kind(), BasicProperties::with_type),
+        (known.app_id(), BasicProperties::with_app_id),
+    ];
+    let kept = texts.into_iter().fold(BasicProperties::default(), |kept, (value, set)| match value {
+        Some(value) => set(kept, value.clone()),
+        None => kept,
+    });
+    let kept = known.priority().map_or(kept.clone(), |priority| kept.clone().with_priority(priority));
+    known.timestamp().map_or(kept.clone(), |timestamp| kept.clone().with_timestamp(timestamp))
 }
 
 /// The properties of a message that it has.
@@ -230,6 +253,14 @@ fn header_value(value: &AMQPValue) -> Option<Result<HeaderValue, http::header::I
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_dead_letter_does_not_expire_and_is_nobody_elses() {
+        let text = |text: &'static str| ShortString::from(text);
+        let kept = BasicProperties::default().with_message_id(text("m")).with_type(text("paid")).with_priority(3);
+        let sent = kept.clone().with_expiration(text("3000")).with_user_id(text("shop"));
+        assert_eq!(kept_properties(&sent), kept);
+    }
 
     #[test]
     fn headers_are_what_http_can_carry() {

@@ -279,8 +279,12 @@ impl Pull {
 
     /// Publishes a message again, to the dead letters, with the reason. Durable when it returns.
     async fn bury(&mut self, message: &Message, reason: &str) -> Result<(), Error> {
-        let mut headers = message.headers.clone().unwrap_or_default();
-        if let Some(id) = headers.get(MESSAGE_ID).cloned() {
+        let known = message.headers.clone().unwrap_or_default();
+        let mut headers = async_nats::HeaderMap::new();
+        for (name, values) in known.iter().filter(|(name, _)| !is_of_nats(name)) {
+            values.iter().for_each(|value| headers.append(name.clone(), value.clone()));
+        }
+        if let Some(id) = known.get(MESSAGE_ID).cloned() {
             headers.insert(ORIGINAL_ID, id);
         }
         headers.insert(REASON, reason.replace(['\r', '\n'], " "));
@@ -316,13 +320,18 @@ fn properties(message: &Message) -> Vec<(&'static str, Bytes)> {
     Nats::PROPERTIES.into_iter().zip(values).filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
+/// Whether NATS reads a header itself: in a dead letter it would mean something else.
+fn is_of_nats(name: impl AsRef<str>) -> bool {
+    name.as_ref().get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-"))
+}
+
 /// The headers of a message that HTTP can carry, without those that NATS reads itself.
 fn headers(message: &Message) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, values) in message.headers.iter().flat_map(async_nats::HeaderMap::iter) {
         let text: &str = name.as_ref();
         let Ok(name) = HeaderName::from_bytes(text.as_bytes()) else { continue };
-        if name.as_str().starts_with("nats-") {
+        if is_of_nats(text) {
             continue;
         }
         for value in values.iter().filter_map(|value| HeaderValue::from_str(value.as_str()).ok()) {
@@ -335,6 +344,12 @@ fn headers(message: &Message) -> HeaderMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn headers_that_nats_reads_are_known_in_any_case() {
+        assert!(["Nats-Expected-Stream", "nats-ttl", "NATS-Msg-Id"].into_iter().all(is_of_nats));
+        assert!(!["X-Nats", "Nat", "Idempotency-Key"].into_iter().any(is_of_nats));
+    }
 
     #[test]
     fn a_consumer_that_could_lose_messages_is_refused() {

@@ -17,6 +17,7 @@ use super::{Gate, RouteState};
 use crate::http::headers::is_end_to_end;
 use crate::http::request_body::Buffered;
 use crate::http::server::Peer;
+use crate::idempotency::credential;
 use crate::idempotency::key::{Found, Key, KeySource};
 use crate::route::Route;
 use crate::telemetry::outcome::Code;
@@ -110,7 +111,8 @@ impl Gate {
         let mut headers: HeaderMap = message
             .headers
             .iter()
-            .filter(|(name, _)| is_end_to_end(name))
+            // A message has no credential: whoever publishes it again may have another.
+            .filter(|(name, _)| is_end_to_end(name) && !credential::HEADERS.contains(name))
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
         let host = message.host.clone();
@@ -160,6 +162,24 @@ mod tests {
             self.0.fetch_add(1, Ordering::Relaxed);
             Err(std::io::ErrorKind::ConnectionRefused.into())
         }
+    }
+
+    #[tokio::test]
+    async fn a_message_has_no_credential() {
+        let gate = gate_before(Arc::new(Nowhere::default()), vec![route("orders", Mode::Protect, "host")]);
+        let sent = [("authorization", "Bearer a"), ("x-api-key", "k"), ("cookie", "s=1"), ("x-event-id", "7")];
+        let headers = sent.map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        let message = Message {
+            method: Method::POST,
+            target: "/orders".parse().unwrap(),
+            host: None,
+            headers: HeaderMap::from_iter(headers),
+            body: Bytes::new(),
+            key: Found::Fingerprint,
+        };
+        let head = gate.message_head(&gate.router.routes()[0], &message).unwrap();
+        let kept = sent.map(|(name, _)| head.headers.contains_key(name));
+        assert_eq!(kept, [false, false, false, true]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -100,6 +100,9 @@ impl ClientCertificate {
     }
 }
 
+/// A name without parts, in DER.
+const EMPTY_NAME: [u8; 2] = [0x30, 0];
+
 /// What a scope may be made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
@@ -298,7 +301,9 @@ impl ScopePart {
             }
             Self::ClientIp => caller.client_ip.map(|ip| ip.to_canonical().to_string().into()).into_iter().collect(),
             Self::ClientCert(CertPart::Subject) => {
-                caller.certificate.map(|it| it.subject.clone()).into_iter().collect()
+                // A name without parts, as certificates have that are known by their alternative names (RFC 5280, 4.1.2.6), is none.
+                let named = caller.certificate.map(|it| it.subject.clone()).filter(|name| name[..] != EMPTY_NAME);
+                named.into_iter().collect()
             }
             Self::ClientCert(CertPart::San) => caller.certificate.and_then(|it| it.san.clone()).into_iter().collect(),
             Self::Claim(name) => match caller.claims.and_then(|claims| claims.get(name)) {
@@ -516,6 +521,18 @@ mod tests {
         assert_eq!(missing(&all, &[("a", "1"), ("cookie", "S=1"), ("authorization", "Bearer")]).len(), 2);
         assert_eq!(missing(&["client-cert:subject", "client-cert:san?"], &[]), ["client-cert:subject"]);
         assert_eq!(missing(&["header:a?", "cookie:s?", "basic:user?"], &[]), [""; 0]);
+    }
+
+    #[test]
+    fn a_certificate_without_a_name_has_no_subject() {
+        let scope: Scope = [ScopeWord::parse("client-cert:subject").unwrap()].into_iter().collect();
+        let missing = |subject: &[u8]| {
+            let (headers, certificate) = (HeaderMap::new(), ClientCertificate::named(subject));
+            let certificate = Some(&certificate);
+            let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate, claims: None };
+            scope.missing(caller).count()
+        };
+        assert_eq!((missing(&EMPTY_NAME), missing(b"0\x0c1\x0a")), (1, 0));
     }
 
     #[test]
