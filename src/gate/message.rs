@@ -111,7 +111,7 @@ impl Gate {
         let mut headers: HeaderMap = message
             .headers
             .iter()
-            // A message has no credential: whoever publishes it again may have another.
+            // A message has no credential: another publisher may send it again with another one.
             .filter(|(name, _)| is_end_to_end(name) && !credential::HEADERS.contains(name))
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();

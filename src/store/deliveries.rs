@@ -327,8 +327,8 @@ pub fn of(store: &dyn Store) -> Result<&dyn Deliveries, Error> {
     store.deliveries().ok_or_else(|| Error::determinate(ErrorKind::Other, "this store keeps no deliveries"))
 }
 
-/// Removes the delivery that a record is of. What was accepted after the record was claimed is of another request with the same
-/// key, and stays.
+/// Removes the delivery whose attempt claimed a record. A delivery that was accepted after the claim belongs to a later request
+/// with the same key, and stays.
 ///
 /// # Errors
 /// Where the store does not say.

@@ -186,7 +186,7 @@ async fn look(store: impl Store, rules: IdentityRules<'_>, keys: Arc<Keyring>) -
     Ok(Looked { forgotten: Forgotten { changes, lost }, on_file, is_unannounced, locked, risks: Vec::new() })
 }
 
-/// Looks at the records as they are stored, and at what was accepted, for as long as there is time.
+/// Reads the records as they are stored, then the accepted requests, for [`PATIENCE`] at most.
 async fn look_for_locked(store: &dyn Store, rules: IdentityRules<'_>, keys: &Keyring) -> Result<Locked, Error> {
     let (began, mut locked) = (Instant::now(), Locked::default());
     let service = Some(Arc::clone(rules.service()));

@@ -276,7 +276,7 @@ fn say_accepted(count: u64, what: &str, out: &mut dyn Write) -> anyhow::Result<(
     Ok(())
 }
 
-/// Says what is left to do about those of accepted requests, which nothing delivers until then.
+/// Says how many accepted requests stay dead until an operator retries them.
 fn say_to_retry(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     if count > 0 {
         let (verb, noun, stay) = if count == 1 {

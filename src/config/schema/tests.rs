@@ -359,7 +359,7 @@ fn what_is_wrong_with_one_value_is_refused() {
     assert_eq!(left, LEFT_TO_CHECK);
 }
 
-/// Of whatever line, the loader and the schema say the same, and what is printed is read again as the same.
+/// The loader and the schema accept and refuse the same lines. What `config print` writes of a line is read as the same settings.
 #[test]
 fn the_schema_and_the_loader_agree() {
     let app = "upstreams.app = \"http://app\"";

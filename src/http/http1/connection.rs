@@ -294,7 +294,7 @@ mod tests {
         let hints = HeaderMap::from_iter([
             (http::header::LINK, HeaderValue::from_static("</a>")),
             (http::header::CONNECTION, HeaderValue::from_static("close")),
-            // What is yet to come is no replay.
+            // The gate has not replayed anything yet.
             (ADDED[1].clone(), HeaderValue::from_static("true")),
         ]);
         queue.begin(2);
