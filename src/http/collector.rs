@@ -52,11 +52,12 @@ pub async fn export(settings: Settings, usage: Arc<Usage>, mut spans: Spans, dro
     while let Some((batch, count)) = spans.next().await {
         let sent = timeout(DEADLINE, collector.send(batch)).await;
         let Err(error) = sent.unwrap_or_else(|_| Err("it did not answer in time".to_owned())) else { continue };
-        dropped.inc_by(count);
         if let Some(others) = failures.due() {
-            let (collector, lost) = (collector.upstream.places(), dropped.get());
+            let (collector, lost) = (collector.upstream.places(), dropped.get() + count);
             tracing::warn!(collector, error, lost, others, "spans are dropped: the collector does not take them");
         }
+        // Last: who sees the count finds the line.
+        dropped.inc_by(count);
     }
 }
 

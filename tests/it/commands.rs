@@ -168,12 +168,8 @@ fn a_start_that_fails_is_logged_as_json() {
     let lines = |plan: Plan, status: i32| -> Vec<Value> {
         let mut process = plan.env("ONCEGATE_LOG__FORMAT", "json").spawn();
         assert_eq!(process.wait().code(), Some(status), "{}", process.log());
-        process
-            .log()
-            .lines()
-            .filter(|line| *line != "(end)")
-            .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {line}")))
-            .collect()
+        let parsed = |line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {line}"));
+        process.log().lines().map(parsed).collect()
     };
     let wrong = lines(Gate::before(&upstream).server("listne = \"x\"").defaults("ttl = \"0s\""), 78);
     assert_eq!(wrong.len(), 2, "{wrong:?}");

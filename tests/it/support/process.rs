@@ -1,13 +1,14 @@
 //! A process, its log and its end.
 
 use std::any::Any;
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 use super::wait::{PATIENCE, eventually};
 
@@ -16,11 +17,12 @@ pub struct Process {
     child: Child,
     /// What it needs; lives as long as it does.
     _kept: Box<dyn Any + Send + Sync>,
-    log: Arc<(Mutex<Vec<String>>, Condvar)>,
+    /// What it writes to standard error. A file, so that who sees the effect of something sees the line written before it.
+    log: NamedTempFile,
 }
 
 impl Process {
-    /// Starts a command and keeps reading what it writes to standard error.
+    /// Starts a command and keeps what it writes to standard error.
     pub fn start(mut command: Command, kept: impl Send + Sync + 'static) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::null());
         Self::start_as_it_is(command, kept)
@@ -28,19 +30,9 @@ impl Process {
 
     /// As [`Process::start`], with the standard input and output that the command says.
     pub fn start_as_it_is(mut command: Command, kept: impl Send + Sync + 'static) -> Self {
-        command.stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the binary starts");
-        let log = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
-        let stderr = child.stderr.take().expect("piped");
-        let lines = Arc::clone(&log);
-        std::thread::spawn(move || {
-            for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
-                lines.0.lock().unwrap().push(String::from_utf8_lossy(&line).into_owned());
-                lines.1.notify_all();
-            }
-            lines.0.lock().unwrap().push(END.into());
-            lines.1.notify_all();
-        });
+        let log = NamedTempFile::new().expect("a file");
+        command.stderr(log.as_file().try_clone().expect("a file"));
+        let child = command.spawn().expect("the binary starts");
         Self { child, _kept: Box::new(kept), log }
     }
 
@@ -54,26 +46,43 @@ impl Process {
 
     /// The first log line that gives something, or nothing where the process ends, or says nothing of it for long.
     pub fn wait_for_log<T>(&self, mut read: impl FnMut(&str) -> Option<T>) -> Option<T> {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let mut from = 0;
-        let mut lines = self.log.0.lock().unwrap();
         loop {
-            for line in &lines[from..] {
-                let found = read(line);
-                if found.is_some() || line == END {
-                    return found;
-                }
+            let has_ended = self.has_ended();
+            let new = self.log_from(from);
+            let complete = if has_ended { new.len() } else { new.rfind('\n').map_or(0, |end| end + 1) };
+            if let Some(found) = new[..complete].lines().find_map(&mut read) {
+                return Some(found);
             }
-            from = lines.len();
-            if start.elapsed() > PATIENCE {
+            if has_ended || start.elapsed() > PATIENCE {
                 return None;
             }
-            lines = self.log.1.wait_timeout(lines, Duration::from_secs(1)).unwrap().0;
+            from += complete as u64;
+            std::thread::sleep(PAUSE);
         }
     }
 
     pub fn log(&self) -> String {
-        self.log.0.lock().unwrap().join("\n")
+        self.log_from(0)
+    }
+
+    fn log_from(&self, from: u64) -> String {
+        let size = self.log.as_file().metadata().expect("a file").len();
+        let mut bytes = vec![0; usize::try_from(size.saturating_sub(from)).expect("a log in memory")];
+        self.log.as_file().read_exact_at(&mut bytes, from).expect("it only grows");
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Whether it has ended; it can still be waited for.
+    fn has_ended(&self) -> bool {
+        let asked = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        // One that was waited for is known no more.
+        waitid(WaitId::Pid(self.process_id()), asked).map_or(true, |status| status.is_some())
+    }
+
+    fn process_id(&self) -> Pid {
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process id")
     }
 
     pub fn pid(&self) -> u32 {
@@ -85,8 +94,7 @@ impl Process {
     }
 
     pub fn signal(&self, signal: rustix::process::Signal) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
-        rustix::process::kill_process(pid, signal).expect("a child");
+        rustix::process::kill_process(self.process_id(), signal).expect("a child");
     }
 
     pub fn kill9(&mut self) {
@@ -97,10 +105,7 @@ impl Process {
     /// Waits for its end.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
-        let status = eventually("the end of the process", || self.child.try_wait().expect("a child"));
-        // What it wrote last is still on its way.
-        self.wait_for_log(|line| (line == END).then_some(()));
-        status
+        eventually("the end of the process", || self.child.try_wait().expect("a child"))
     }
 }
 
@@ -120,8 +125,8 @@ impl Drop for Process {
 /// How many lines of its log are shown where a test fails.
 const LINES: usize = 100;
 
-/// Stands in the log where the process closed it.
-const END: &str = "(end)";
+/// How long until the log is read again.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// A Python that has psycopg: another one may come first on the path than the system's, which its packages are for. Nothing
 /// (and a failure where `CI` is set) where there is none.
