@@ -124,7 +124,7 @@ impl Subscription for Queue {
                 let mut delivery = delivery?;
                 let receipt = delivery.delivery_tag;
                 let body = Bytes::from(std::mem::take(&mut delivery.data));
-                let (properties, headers) = (properties(&delivery), headers(&delivery.properties));
+                let (properties, headers) = (properties(&delivery), Ok(headers(&delivery.properties)));
                 self.unacknowledged.insert(receipt, (delivery, body.clone()));
                 Ok(Received { receipt, properties, headers, body })
             }
@@ -192,12 +192,19 @@ fn kept_properties(known: &BasicProperties) -> BasicProperties {
         (known.kind(), BasicProperties::with_type),
         (known.app_id(), BasicProperties::with_app_id),
     ];
-    let kept = texts.into_iter().fold(BasicProperties::default(), |kept, (value, set)| match value {
-        Some(value) => set(kept, value.clone()),
-        None => kept,
-    });
-    let kept = known.priority().map_or(kept.clone(), |priority| kept.clone().with_priority(priority));
-    known.timestamp().map_or(kept.clone(), |timestamp| kept.clone().with_timestamp(timestamp))
+    let mut kept = BasicProperties::default();
+    for (value, set) in texts {
+        if let Some(value) = value {
+            kept = set(kept, value.clone());
+        }
+    }
+    if let Some(priority) = known.priority() {
+        kept = kept.with_priority(*priority);
+    }
+    if let Some(timestamp) = known.timestamp() {
+        kept = kept.with_timestamp(*timestamp);
+    }
+    kept
 }
 
 /// The properties of a message that it has.

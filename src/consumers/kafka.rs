@@ -302,7 +302,7 @@ impl Topic {
         let received = Received {
             receipt: self.receipts,
             properties: self.properties(&message),
-            headers: headers(message.headers.as_ref()),
+            headers: Ok(headers(message.headers.as_ref())),
             body: message.body.clone().unwrap_or_default(),
         };
         self.unended.insert(self.receipts, message);

@@ -1,13 +1,13 @@
 //! Streams of NATS JetStream, through durable pull consumers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::pull::{Batch, BatchError};
 use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer};
-use async_nats::jetstream::context::GetStreamByNameErrorKind;
+use async_nats::jetstream::context::{GetStreamByNameErrorKind, PublishErrorKind};
 use async_nats::jetstream::{self, AckKind, Context, Message, stream};
 use async_nats::{Client, ConnectOptions, Event};
 use async_trait::async_trait;
@@ -22,6 +22,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::settings::address;
 use super::source::{CONSUMER, End, Error, POSITION, REASON, Received, Subscription};
 use super::{Nats, NatsLogin, Settings};
+
+mod unreadable;
 
 /// The header by which a publisher names a message, and by which a stream recognises a copy.
 const MESSAGE_ID: &str = "Nats-Msg-Id";
@@ -55,6 +57,8 @@ struct Pull {
     /// A request for messages, before and after the server has it. It asks for no more than may be taken.
     opening: Option<Opening>,
     batch: Option<Batch>,
+    /// Messages that it cannot take, each with the problem of its headers.
+    unreadable: VecDeque<(Message, String)>,
     receipts: u64,
     unacknowledged: Unacknowledged,
     is_lost: watch::Receiver<bool>,
@@ -102,7 +106,7 @@ pub(super) async fn subscribe(
     let context = jetstream::new(client.clone());
     let stream = context.get_stream(&source.stream).await;
     let stream = stream.map_err(|error| Error(format!("the stream {}: {error}", source.stream)))?;
-    let consumer: PullConsumer = stream
+    let mut consumer: PullConsumer = stream
         .get_consumer(&source.consumer)
         .await
         .map_err(|error| Error(format!("the consumer {} of the stream {}: {error}", source.consumer, source.stream)))?;
@@ -113,6 +117,7 @@ pub(super) async fn subscribe(
     let pause = progress_interval(config);
     let dead_letter = settings.dead_letter();
     dead_letters(&context, &dead_letter, &stream.cached_info().config).await?;
+    let unreadable = unreadable::find(&context, &mut consumer).await?.into();
     let unacknowledged = Unacknowledged::default();
     Ok(Box::new(Pull {
         name: Arc::clone(&settings.name),
@@ -123,6 +128,7 @@ pub(super) async fn subscribe(
         most: most.into(),
         opening: None,
         batch: None,
+        unreadable,
         receipts: 0,
         progress: tokio::spawn(keep(unacknowledged.clone(), pause)),
         unacknowledged,
@@ -192,11 +198,18 @@ async fn dead_letters(context: &Context, subject: &str, of: &stream::Config) -> 
 #[async_trait]
 impl Subscription for Pull {
     async fn next(&mut self) -> Result<Received, Error> {
+        if let Some((message, problem)) = self.unreadable.pop_front() {
+            return Ok(self.receive(message, Err(problem)));
+        }
         let mut is_lost = self.is_lost.clone();
         tokio::select! {
             biased;
             _ = is_lost.wait_for(|is_lost| *is_lost) => Err(Error("the connection is lost".to_owned())),
-            message = self.take() => Ok(self.receive(message?)),
+            message = self.take() => {
+                let message = message?;
+                let headers = headers(&message);
+                Ok(self.receive(message, Ok(headers)))
+            }
         }
     }
 
@@ -265,12 +278,12 @@ impl Pull {
         }
     }
 
-    fn receive(&mut self, message: Message) -> Received {
+    fn receive(&mut self, message: Message, headers: Result<HeaderMap, String>) -> Received {
         self.receipts += 1;
         let received = Received {
             receipt: self.receipts,
             properties: properties(&message),
-            headers: headers(&message),
+            headers,
             body: message.payload.clone(),
         };
         self.unacknowledged.messages().insert(self.receipts, Arc::new(message));
@@ -280,25 +293,34 @@ impl Pull {
     /// Publishes a message again, to the dead letters, with the reason. Durable when it returns.
     async fn bury(&mut self, message: &Message, reason: &str) -> Result<(), Error> {
         let known = message.headers.clone().unwrap_or_default();
-        let mut headers = async_nats::HeaderMap::new();
-        for (name, values) in known.iter().filter(|(name, _)| !is_of_nats(name)) {
-            values.iter().for_each(|value| headers.append(name.clone(), value.clone()));
-        }
+        let mut own = async_nats::HeaderMap::new();
         if let Some(id) = known.get(MESSAGE_ID).cloned() {
-            headers.insert(ORIGINAL_ID, id);
+            own.insert(ORIGINAL_ID, id);
         }
-        headers.insert(REASON, reason.replace(['\r', '\n'], " "));
-        headers.insert(CONSUMER, &*self.name);
+        own.insert(REASON, reason.replace(['\r', '\n'], " "));
+        own.insert(CONSUMER, &*self.name);
         if let Some(position) = position(message) {
             // Two messages with one id are two dead letters, and one that is sent twice is one.
-            headers.insert(MESSAGE_ID, &*position);
-            headers.insert(POSITION, position);
+            own.insert(MESSAGE_ID, &*position);
+            own.insert(POSITION, position);
         }
-        let published = self.context.publish_with_headers(self.dead_letter.clone(), headers, message.payload.clone());
-        let stored = async { published.await?.await };
-        stored
-            .await
-            .map_err(|error| Error(format!("a dead letter for {} was not stored: {error}", self.dead_letter)))?;
+        let mut all = async_nats::HeaderMap::new();
+        let is_kept = |name: &async_nats::HeaderName| !is_of_nats(name) && own.get(name.clone()).is_none();
+        for (name, values) in known.iter().filter(|(name, _)| is_kept(name)).chain(own.iter()) {
+            values.iter().for_each(|value| all.append(name.clone(), value.clone()));
+        }
+        let failed = |error| Error(format!("a dead letter for {} was not stored: {error}", self.dead_letter));
+        // A message that is nearly as large as the server allows has no room for more headers.
+        for headers in [all, own, async_nats::HeaderMap::new()] {
+            let is_last = headers.is_empty();
+            let publishing =
+                self.context.publish_with_headers(self.dead_letter.clone(), headers, message.payload.clone());
+            match publishing.await {
+                Err(error) if error.kind() == PublishErrorKind::MaxPayloadExceeded && !is_last => {}
+                Err(error) => return Err(failed(error)),
+                Ok(stored) => return stored.await.map(drop).map_err(failed),
+            }
+        }
         Ok(())
     }
 }

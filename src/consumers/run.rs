@@ -197,6 +197,8 @@ struct Work {
     /// Names it among messages.
     key: Bytes,
     lane: Bytes,
+    /// Names it among messages, where the broker does.
+    position: Option<String>,
     /// Its request; else why it can have none.
     message: Result<Message, String>,
 }
@@ -206,21 +208,23 @@ impl Work {
         let Settings { request, key: rule, concurrency, .. } = &*shared.settings;
         let Received { receipt, properties, headers, body } = received;
         let property = |name: &str| properties.iter().find(|(known, _)| *known == name).map(|(_, value)| &**value);
-        let found = match rule.find(property, &request.target, &headers, &body) {
+        let position = property("position").map(|position| String::from_utf8_lossy(position).into_owned());
+        let headers = headers.map_err(|problem| format!("headers-invalid: its headers cannot be read: {problem}"));
+        let found = headers.and_then(|headers| match rule.find(property, &request.target, &headers, &body) {
             Ok(Found::Absent | Found::NeedsBody) => Err("key-missing: the message has no key".to_owned()),
-            Ok(found) => Ok(found),
+            Ok(found) => Ok((headers, found)),
             Err(invalid) => Err(format!("key-invalid: {invalid}")),
-        };
+        });
         let key = match &found {
-            Ok(Found::Key(key)) => Bytes::copy_from_slice(key.as_str().as_bytes()),
+            Ok((_, Found::Key(key))) => Bytes::copy_from_slice(key.as_str().as_bytes()),
             Ok(_) => digest(&body),
             Err(_) => Bytes::new(),
         };
         // One at a time is one after the other.
         let lane = if *concurrency == 1 { Bytes::new() } else { key.clone() };
         let (method, target, host) = (request.method.clone(), request.target.clone(), request.host.clone());
-        let message = found.map(|key| Message { method, target, host, headers, body, key });
-        Self { receipt, key, lane, message }
+        let message = found.map(|(headers, key)| Message { method, target, host, headers, body, key });
+        Self { receipt, key, lane, position, message }
     }
 
     async fn run<F: Fn() -> Arc<Gate> + Send + Sync + 'static>(
@@ -229,14 +233,17 @@ impl Work {
         place: Place,
         returning: watch::Receiver<bool>,
     ) -> (u64, Bytes, End) {
-        let Self { receipt, key, lane, message } = self;
-        let end = match message {
-            Ok(message) => shared.run(&message, key, place, returning).await,
-            Err(why) => End::Dead(why),
+        let Self { receipt, key, lane, position, message } = self;
+        let (end, key) = match message {
+            Ok(message) => {
+                let end = shared.run(&message, key, place, returning).await;
+                (end, if let Found::Key(key) = &message.key { Some(key.shortened()) } else { None })
+            }
+            Err(why) => (End::Dead(why), None),
         };
         if let End::Dead(reason) = &end {
             let consumer = &*shared.settings.name;
-            tracing::warn!(consumer, reason, "a message is given up and goes to the dead letters");
+            tracing::warn!(consumer, reason, key, position, "a message is given up and goes to the dead letters");
         }
         (receipt, lane, end)
     }

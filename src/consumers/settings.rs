@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use http::{HeaderValue, Method, Uri};
 
+use crate::gate::Gate;
 use crate::idempotency::message::MessageKeyRule;
 
 /// `[[consumers]]`
@@ -22,6 +23,14 @@ pub struct Settings {
     pub concurrency: u32,
     /// Where messages go that are given up; `None` is the broker's default.
     pub dead_letter: Option<String>,
+}
+
+impl Settings {
+    /// Whether a gate has a route for its messages.
+    #[must_use]
+    pub fn has_route(&self, gate: &Gate) -> bool {
+        gate.takes_messages(&self.request.method, self.request.host.as_ref(), &self.request.target)
+    }
 }
 
 /// Where a message goes.

@@ -31,8 +31,8 @@ pub(super) struct Received {
     ///
     /// [`MessageKeySource::Property`]: crate::idempotency::message::MessageKeySource::Property
     pub(super) properties: Vec<(&'static str, Bytes)>,
-    /// Its headers.
-    pub(super) headers: HeaderMap,
+    /// Its headers, or why they cannot be read.
+    pub(super) headers: Result<HeaderMap, String>,
     /// Its body.
     pub(super) body: Bytes,
 }

@@ -47,15 +47,15 @@ pub struct Permission(#[expect(dead_code, reason = "its end is what counts")] Op
 impl Gate {
     /// Whether a message may run: its upstream could be reached, or is to be tried again.
     pub fn permit(&self, message: &Message) -> Option<Permission> {
-        let Some(route) = self.route_of(message) else { return Some(Permission(None)) };
+        let Some(route) = self.route_of_message(message) else { return Some(Permission(None)) };
         let permit = self.states[&route.name].circuit.allow(1);
         (permit.count > 0).then_some(Permission(permit.trial))
     }
 
     /// Runs a message.
     pub async fn consume(self: &Arc<Self>, message: &Message, tries: Tries) -> Disposition {
-        // The configuration is checked for that, and a reload may be between two of them.
-        let Some(route) = self.route_of(message) else { return Disposition::Wait(RETRY_SOON) };
+        // The configuration is checked for that, and so is a reload.
+        let Some(route) = self.route_of_message(message) else { return Disposition::Wait(RETRY_SOON) };
         let state = &self.states[&route.name];
         match self.message_request(route, state, message).await {
             // Where the store does not say what became of it, it says so later.
@@ -64,10 +64,19 @@ impl Gate {
         }
     }
 
-    /// The route that protects a message.
-    fn route_of(&self, message: &Message) -> Option<&Arc<Route>> {
-        let host = message.host.as_ref().and_then(|host| host.to_str().ok());
-        let route = self.router.choose(&message.method, host, message.target.path()).ok()??;
+    /// Whether a route protects messages that become such a request.
+    #[must_use]
+    pub fn takes_messages(&self, method: &Method, host: Option<&HeaderValue>, target: &Uri) -> bool {
+        self.protecting_route(method, host, target).is_some()
+    }
+
+    fn route_of_message(&self, message: &Message) -> Option<&Arc<Route>> {
+        self.protecting_route(&message.method, message.host.as_ref(), &message.target)
+    }
+
+    fn protecting_route(&self, method: &Method, host: Option<&HeaderValue>, target: &Uri) -> Option<&Arc<Route>> {
+        let host = host.and_then(|host| host.to_str().ok());
+        let route = self.router.choose(method, host, target.path()).ok()??;
         route.policy.mode.protects().then_some(route)
     }
 

@@ -383,6 +383,56 @@ fn a_consumer_of_nats_that_would_lose_messages_is_not_used() {
     eventually("the gate says why", || gate.log().contains("belongs to the stream ORDERS itself").then_some(()));
 }
 
+/// NATS checks no headers, and the client library ends a connection over which headers come that it cannot read.
+#[test]
+fn a_message_of_nats_with_unreadable_headers_is_a_dead_letter() {
+    let broker = Nats::start();
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = consuming(&upstream, &broker, "").start();
+    broker.publish(&[(Some("m-1"), "before")]);
+    broker.publish_raw("X-Name: caf\u{e9}", "latin");
+    broker.publish_raw("not a name: x", "spaced");
+    broker.publish_raw("no colon", "bare");
+    broker.publish(&[(Some("m-2"), "after")]);
+    wait_for(&gate, "dead", 3);
+    wait_for(&gate, "done", 2);
+    gate.stop();
+    assert_eq!(broker.waiting(), 0);
+    let mut dead: Vec<_> =
+        broker.take_dead().into_iter().map(|letter| (letter.body, letter.reason.expect("a reason"))).collect();
+    dead.sort();
+    let problem = |problem: &str| format!("headers-invalid: its headers cannot be read: {problem}");
+    assert_eq!(
+        dead,
+        [
+            ("bare".to_owned(), problem("a line has no colon")),
+            ("latin".to_owned(), problem("they are not UTF-8")),
+            ("spaced".to_owned(), problem("a name has a character that names cannot have")),
+        ]
+    );
+    assert_eq!(runs(&upstream), BTreeMap::from([("m-1".to_owned(), 1), ("m-2".to_owned(), 1)]));
+}
+
+/// The headers of a dead letter come on top.
+#[test]
+fn a_message_of_nats_that_has_no_room_for_a_header_is_a_dead_letter() {
+    const MOST: usize = 1 << 20;
+    let broker = Nats::start();
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = consuming(&upstream, &broker, "").start();
+    let room = |bytes: usize| "x".repeat(MOST - bytes);
+    broker.publish_raw(&format!("X-Long: {}", "y".repeat(2000)), &room(2100));
+    broker.publish_bare(&room(0));
+    broker.publish(&[(Some("m-1"), "after")]);
+    wait_for(&gate, "dead", 2);
+    wait_for(&gate, "done", 1);
+    gate.stop();
+    assert_eq!(broker.waiting(), 0);
+    let dead: Vec<_> = broker.take_dead().into_iter().map(|letter| (letter.body.len(), letter.reason)).collect();
+    let reason = "key-missing: the message has no key".to_owned();
+    assert_eq!(dead, [(MOST - 2100, Some(reason)), (MOST, None)]);
+}
+
 #[test]
 fn an_encrypted_nats_is_trusted_by_its_certificate() {
     let broker = Nats::start_encrypted();

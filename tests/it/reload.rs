@@ -256,6 +256,27 @@ fn where_records_are_and_whose_they_are_does_not_change() {
     gate.post("/charges", "k-1", "{}").expect(200, "replayed");
 }
 
+/// It would hold its messages without a word.
+#[test]
+fn a_consumer_keeps_a_route() {
+    const CONSUMER: &str = "[[consumers]]\nname = \"orders\"\nsource = \"amqp://127.0.0.1:1/%2f?queue=orders\"\n\
+                            request = \"POST /orders\"\n";
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let before = Gate::before(&upstream);
+    let of = |path: &str, mode: &str, more: &str| {
+        let routes = format!("[[routes]]\nname = \"orders\"\npath = \"{path}\"\nmode = \"{mode}\"\n{more}");
+        before.clone().routes(&routes)
+    };
+    let plan = of("/orders", "protect", CONSUMER);
+    let gate = plan.start();
+    for other in [of("/others", "protect", ""), of("/orders", "pass", "")] {
+        assert!(!reload(&gate, &other));
+    }
+    let refused = "no route protects the messages of the consumer `orders` any more";
+    assert_eq!(gate.log().matches(refused).count(), 2, "{}", gate.log());
+    assert!(reload(&gate, &plan), "{}", gate.log());
+}
+
 #[test]
 fn what_only_a_start_sets_is_named_and_the_rest_applied() {
     let upstream = Upstream::start(|_| Reply::ok("x"));

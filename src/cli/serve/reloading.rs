@@ -203,6 +203,13 @@ impl Serving {
                  hint: the log says why; correct the URL, or see that it can be reached"
             );
         }
+        if let Some(consumer) = self.start_settings.consumers.iter().find(|consumer| !consumer.has_route(&next)) {
+            bail!(
+                "no route protects the messages of the consumer `{}` any more, and it consumes until a restart\n  \
+                 hint: restart the process, or restore the route",
+                consumer.name
+            );
+        }
         let stuck = "cannot change what keys are found by";
         if self.keeper.is_none() && !next.sealed_origins().is_empty() {
             bail!(

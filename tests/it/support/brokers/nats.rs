@@ -1,6 +1,7 @@
 //! A NATS server with JetStream, which keeps its streams in files.
 
-use std::net::SocketAddr;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -112,6 +113,30 @@ impl Nats {
             };
             Ok(stream.create_consumer(config).await?)
         });
+    }
+
+    /// Publishes a message with this line of headers, in Latin-1.
+    pub fn publish_raw(&self, header: &str, body: &str) {
+        let header = format!("NATS/1.0\r\n{header}\r\n\r\n");
+        let header: Vec<u8> = header.chars().map(|char| u8::try_from(char).expect("Latin-1")).collect();
+        let sizes = format!("{} {}", header.len(), header.len() + body.len());
+        self.send(format!("HPUB {SUBJECT} {sizes}"), &[&header, body.as_bytes()].concat());
+    }
+
+    /// Publishes a message without headers.
+    pub fn publish_bare(&self, body: &str) {
+        self.send(format!("PUB {SUBJECT} {}", body.len()), body.as_bytes());
+    }
+
+    /// Sends a command without a client library, and waits until the server has taken it.
+    fn send(&self, command: String, content: &[u8]) {
+        let login =
+            format!("CONNECT {{\"user\":\"{USER}\",\"pass\":\"{PASSWORD}\",\"headers\":true,\"verbose\":false}}\r\n");
+        let parts = [login.as_bytes(), command.as_bytes(), b"\r\n", content, b"\r\nPING\r\n"];
+        let mut stream = BufReader::new(TcpStream::connect(self.address).expect("NATS takes connections"));
+        stream.get_mut().write_all(&parts.concat()).expect("NATS takes it");
+        let answer = stream.lines().map(|line| line.expect("NATS answers")).find(|line| !line.starts_with("INFO"));
+        assert_eq!(answer.as_deref(), Some("PONG"));
     }
 
     async fn read(consumer: PullConsumer) -> Result<Vec<Message>, async_nats::Error> {
