@@ -82,6 +82,7 @@ async fn dispatch(
         Resource::Resume => deliveries::pause(state, request.into_body(), false, &asker).await,
         Resource::PurgeAll => bulk::purge(state, request.into_body(), &asker).await,
         Resource::ResolveAll => bulk::resolve(state, request.into_body(), &asker).await,
+        Resource::RetryAll => bulk::retry(state, request.into_body(), &asker).await,
         Resource::Reseal => {
             let after = reseal::after(query)?;
             reseal::reseal(state, after, request.into_body(), &asker).await

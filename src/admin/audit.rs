@@ -44,6 +44,7 @@ pub(super) enum Action {
     Purge,
     BulkResolve,
     BulkPurge,
+    BulkRetry,
     Reseal,
     Reload,
     ReadAnswer,
@@ -65,6 +66,8 @@ pub(super) enum Deed<'a> {
     BulkResolve { filter: &'a Map<String, Value>, resolution: &'static str, reason: &'a str },
     /// All records that a filter finds are removed.
     BulkPurge { filter: &'a Map<String, Value>, reason: &'a str },
+    /// All dead deliveries that a filter finds are queued again.
+    BulkRetry { filter: &'a Map<String, Value>, reason: &'a str },
     /// Records are encrypted anew.
     Reseal,
     /// The configuration is read again.
@@ -129,11 +132,12 @@ struct Detail {
 }
 
 impl Action {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::Resolve,
         Self::Purge,
         Self::BulkResolve,
         Self::BulkPurge,
+        Self::BulkRetry,
         Self::Reseal,
         Self::Reload,
         Self::ReadAnswer,
@@ -150,6 +154,7 @@ impl Action {
             Self::Purge => "purge",
             Self::BulkResolve => "bulk-resolve",
             Self::BulkPurge => "bulk-purge",
+            Self::BulkRetry => "bulk-retry",
             Self::Reseal => "reseal",
             Self::Reload => "reload",
             Self::ReadAnswer => "read-answer",
@@ -264,6 +269,7 @@ impl Deed<'_> {
             Self::Purge { .. } => Action::Purge,
             Self::BulkResolve { .. } => Action::BulkResolve,
             Self::BulkPurge { .. } => Action::BulkPurge,
+            Self::BulkRetry { .. } => Action::BulkRetry,
             Self::Reseal => Action::Reseal,
             Self::Reload => Action::Reload,
             Self::ReadAnswer { .. } => Action::ReadAnswer,
@@ -296,7 +302,10 @@ impl Deed<'_> {
 
     fn reason(&self) -> Option<&str> {
         let reason = match self {
-            Self::Resolve { reason, .. } | Self::BulkResolve { reason, .. } | Self::BulkPurge { reason, .. } => *reason,
+            Self::Resolve { reason, .. }
+            | Self::BulkResolve { reason, .. }
+            | Self::BulkPurge { reason, .. }
+            | Self::BulkRetry { reason, .. } => *reason,
             Self::Purge { reason, .. } | Self::Discard { reason, .. } => reason.unwrap_or_default(),
             Self::Retry { reason, .. } | Self::Pause { reason, .. } => reason,
             _ => "",
@@ -330,7 +339,8 @@ impl Deed<'_> {
             }
             _ => {}
         }
-        if let Self::BulkResolve { filter, .. } | Self::BulkPurge { filter, .. } = self {
+        if let Self::BulkResolve { filter, .. } | Self::BulkPurge { filter, .. } | Self::BulkRetry { filter, .. } = self
+        {
             say("filter", Value::Object(without_secrets(filter)));
         }
         subject

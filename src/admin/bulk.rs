@@ -1,4 +1,4 @@
-//! An operator removes or resolves all records that a filter finds.
+//! An operator removes or resolves all records that a filter finds, or has all dead deliveries queued again.
 
 mod accepted;
 mod bodies;
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-pub(super) use self::bodies::{PurgeBody, ResolveAllBody};
+pub(super) use self::bodies::{ChangeAllBody, ResolveAllBody};
 use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
@@ -51,6 +51,9 @@ const UNKNOWN_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 const AS_OF: &str = "`as_of` must be the `as_of` of an answer, a time such as 2026-01-31T22:00:00Z";
 
+/// What a request to change many is.
+const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\"}";
+
 /// How many ids an answer shows.
 const SHOWN: usize = 100;
 
@@ -69,6 +72,9 @@ pub(super) struct Report {
     /// How many in-flight records the filter found and a purge leaves alone: their attempts run.
     #[serde(skip_serializing_if = "is_zero")]
     in_flight: u64,
+    /// How many dead deliveries the filter found and a retry leaves alone: whether they ran is unknown.
+    #[serde(skip_serializing_if = "is_zero")]
+    of_unknown_outcome: u64,
     /// How many do not say whose they are, where the filter has a scope. They are left alone.
     #[serde(skip_serializing_if = "is_zero")]
     of_unknown_scope: u64,
@@ -100,15 +106,15 @@ enum Place {
 enum Change {
     Purge,
     Resolve(Resolution),
+    Retry,
 }
 
 /// One request.
 struct Bulk<'a> {
     state: &'a State,
-    is_purge: bool,
-    is_release: bool,
-    /// `None` where nothing is to be changed.
-    change: Option<Change>,
+    change: Change,
+    /// Whether nothing is to be changed.
+    is_dry_run: bool,
     /// As it was given, for the audit entry.
     filter: Map<String, Value>,
     reason: String,
@@ -117,13 +123,23 @@ struct Bulk<'a> {
 
 /// `POST /api/v1/records/purge`
 pub(super) async fn purge(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
-    const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\"}";
-    let PurgeBody { filter, all, dry_run, reason, as_of, after } = read(&receive(body).await?, FORM)?;
+    let ChangeAllBody { filter, all, dry_run, reason, as_of, after } = read(&receive(body).await?, FORM)?;
     let given = filter.given(all);
     let wanted = filter.wanted(all)?;
     // By name only: an attempt of another gate may run, and a retry would run beside it.
     let spares_in_flight = wanted.state != Some(record::State::InFlight);
     Bulk::new(state, Change::Purge, dry_run, given, reason, asker)?.run(wanted, spares_in_flight, as_of, after).await
+}
+
+/// `POST /api/v1/records/retry`
+pub(super) async fn retry(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
+    let ChangeAllBody { filter, all, dry_run, reason, as_of, after } = read(&receive(body).await?, FORM)?;
+    let given = filter.given(all);
+    let wanted = filter.wanted(all)?;
+    if wanted.state.is_some() {
+        return Err(bad("`state` must be left out: what can be retried is dead, and that is no state of a record"));
+    }
+    Bulk::new(state, Change::Retry, dry_run, given, reason, asker)?.run(wanted, false, as_of, after).await
 }
 
 /// `POST /api/v1/records/resolve`
@@ -154,9 +170,7 @@ impl<'a> Bulk<'a> {
     ) -> Result<Self, Problem> {
         // A dry run needs none, and does not pass one that the change itself would not.
         if is_dry_run { check_optional(&reason) } else { check_reason(&reason) }?;
-        let is_purge = matches!(change, Change::Purge);
-        let is_release = matches!(change, Change::Resolve(Resolution::Release));
-        Ok(Self { state, is_purge, is_release, change: (!is_dry_run).then_some(change), filter, reason, asker })
+        Ok(Self { state, change, is_dry_run, filter, reason, asker })
     }
 
     /// Changes what is found. One audit entry stands for all of it.
@@ -179,9 +193,9 @@ impl<'a> Bulk<'a> {
         let Some(selection) = wanted.select(self.state) else {
             return Ok(json(StatusCode::OK, &report));
         };
-        let begun = match &self.change {
-            Some(change) => Some(self.state.begin(self.asker, self.deed(change)).await?),
-            None => None,
+        let begun = match self.is_dry_run {
+            false => Some(self.state.begin(self.asker, self.deed()).await?),
+            true => None,
         };
         let gone_through = self.go_through(selection, spares_in_flight, after, &mut report).await;
         if let Some(begun) = begun {
@@ -206,6 +220,9 @@ impl<'a> Bulk<'a> {
         let mut after = match after {
             Some(Place::Accepted(after)) => {
                 return self.go_through_accepted(&selection, Some(after), started, report).await;
+            }
+            None if matches!(self.change, Change::Retry) => {
+                return self.go_through_accepted(&selection, None, started, report).await;
             }
             Some(Place::Records(after)) => Some(after),
             None => None,
@@ -236,14 +253,14 @@ impl<'a> Bulk<'a> {
             let found: Vec<Listed> = found.into_iter().filter(|found| !is_spared(found)).collect();
             report.in_flight += (count - found.len()) as u64;
             found.iter().for_each(|found| report.found(found));
-            if self.is_release {
+            if matches!(self.change, Change::Resolve(Resolution::Release)) {
                 report.to_retry += self.count_dead(&found).await;
             }
-            if let Some(change) = &self.change {
-                self.change_all(change, found, report).await?;
+            if !self.is_dry_run {
+                self.change_all(found, report).await?;
             }
             after = chunk.next;
-            if after.is_none() && self.is_purge {
+            if after.is_none() && matches!(self.change, Change::Purge) {
                 return self.go_through_accepted(&selection, None, started, report).await;
             }
             if after.is_none() || started.elapsed() >= PATIENCE {
@@ -271,12 +288,12 @@ impl<'a> Bulk<'a> {
         count
     }
 
-    async fn change_all(&self, change: &Change, found: Vec<Listed>, report: &mut Report) -> Result<(), Problem> {
+    async fn change_all(&self, found: Vec<Listed>, report: &mut Report) -> Result<(), Problem> {
         let failed = AtomicU64::new(report.failed);
         // Each that has begun is waited for: it must not be changed without its line in the log.
         let mut changes = stream::iter(found)
             .take_while(|_| std::future::ready(failed.load(Ordering::Relaxed) < MAX_FAILURES))
-            .map(|found| self.apply(change, found).boxed())
+            .map(|found| self.apply(found).boxed())
             .buffer_unordered(AT_A_TIME);
         while let Some(changed) = changes.next().await {
             match changed {
@@ -290,8 +307,8 @@ impl<'a> Bulk<'a> {
     }
 
     /// Whether the record was changed; not if it is another one by now.
-    async fn apply(&self, change: &Change, found: Listed) -> Result<bool, Problem> {
-        let changed = match change {
+    async fn apply(&self, found: Listed) -> Result<bool, Problem> {
+        let changed = match &self.change {
             Change::Purge => {
                 // What was accepted would run again where its record is gone.
                 remove_of(&**self.state.opened()?, &found).await.map_err(unavailable)?;
@@ -302,21 +319,25 @@ impl<'a> Bulk<'a> {
                 Err(problem) if problem.is_about_the_record() => Ok(false),
                 Err(problem) => Err(problem),
             },
+            // It is about deliveries.
+            Change::Retry => Ok(false),
         };
         if changed.as_ref().is_ok_and(|is_changed| *is_changed) {
             let (found, reason) = (&found, &*self.reason);
-            let deed = match change {
-                Change::Purge => Deed::Purge { found, reason: Some(reason) },
-                Change::Resolve(resolution) => Deed::Resolve { found, resolution: resolution.as_str(), reason },
-            };
-            deed.log(self.asker);
+            match &self.change {
+                Change::Resolve(resolution) => {
+                    Deed::Resolve { found, resolution: resolution.as_str(), reason }.log(self.asker);
+                }
+                _ => Deed::Purge { found, reason: Some(reason) }.log(self.asker),
+            }
         }
         changed
     }
 
-    fn deed(&self, change: &Change) -> Deed<'_> {
+    fn deed(&self) -> Deed<'_> {
         let (filter, reason) = (&self.filter, &*self.reason);
-        match change {
+        match &self.change {
+            Change::Retry => Deed::BulkRetry { filter, reason },
             Change::Purge => Deed::BulkPurge { filter, reason },
             Change::Resolve(resolution) => Deed::BulkResolve { filter, resolution: resolution.as_str(), reason },
         }
@@ -388,7 +409,7 @@ impl fmt::Display for Place {
 impl Report {
     /// Whether the filter finds nothing at all.
     fn found_nothing(&self) -> bool {
-        self.matched + self.in_flight + self.of_unknown_scope == 0 && self.next.is_none()
+        self.matched + self.in_flight + self.of_unknown_scope + self.of_unknown_outcome == 0 && self.next.is_none()
     }
 
     /// Counts one that is to be changed.

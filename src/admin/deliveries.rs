@@ -178,7 +178,7 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &A
 }
 
 /// Whether the outcome of a dead one is unknown, and no operator has resolved it since.
-async fn is_held(state: &State, dead: &Delivery) -> Result<bool, Problem> {
+pub(super) async fn is_held(state: &State, dead: &Delivery) -> Result<bool, Problem> {
     if !is_given_up_as_unknown(dead) {
         return Ok(false);
     }

@@ -39,6 +39,7 @@ pub(super) enum Resource {
     Resume,
     PurgeAll,
     ResolveAll,
+    RetryAll,
     Reseal,
     Reload,
     Audit,
@@ -78,6 +79,7 @@ pub(super) const ENDPOINTS: &[Endpoint] = &[
         rights: OPERATOR,
         takes_parameters: false,
     },
+    Endpoint { path: "/api/v1/records/retry", resource: Resource::RetryAll, rights: OPERATOR, takes_parameters: false },
     Endpoint { path: "/api/v1/records/reseal", resource: Resource::Reseal, rights: OPERATOR, takes_parameters: true },
     Endpoint {
         path: "/api/v1/records/{id}",

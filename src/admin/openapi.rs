@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, ProblemBody, with_body};
 use super::audit::{Action, EntryPage};
-use super::bulk::{PurgeBody, Report, ResolveAllBody};
+use super::bulk::{ChangeAllBody, Report, ResolveAllBody};
 use super::deliveries::{Page as DeliveryPage, RetryBody, RouteBody, STATES};
 use super::endpoints::{ENDPOINTS, Endpoint, Resource};
 use super::forms::{self, pattern};
@@ -230,12 +230,19 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
         .taking(schemas.of_request::<RouteBody>()),
         Resource::PurgeAll => {
             let summary = "Remove all records that a filter finds, or count them.";
-            Operation::read("purgeRecords", summary, schemas.of::<Report>()).taking(schemas.of_request::<PurgeBody>())
+            let body = schemas.of_request::<ChangeAllBody>();
+            Operation::read("purgeRecords", summary, schemas.of::<Report>()).taking(body)
         }
         Resource::ResolveAll => {
             let summary = "Resolve all unknown records that a filter finds, or count them.";
             let body = schemas.of_request::<ResolveAllBody>();
             Operation::read("resolveRecords", summary, schemas.of::<Report>()).taking(body)
+        }
+        Resource::RetryAll => {
+            let summary =
+                "Deliver all accepted requests again that a filter finds and that were given up, or count them.";
+            let body = schemas.of_request::<ChangeAllBody>();
+            Operation::read("retryDeliveries", summary, schemas.of::<Report>()).taking(body)
         }
         Resource::Reseal => {
             let after = record_id();

@@ -27,8 +27,8 @@ pub(super) struct AuditArgs {
     /// Only entries that are at most this old, as 90s, 1h or 7d, or since a time, as 2026-01-31T22:00:00Z
     #[arg(long, value_name = "DURATION|TIME", value_parser = paging::parse_since)]
     since: Option<String>,
-    /// Only this: resolve, purge, bulk-resolve, bulk-purge, reseal, reload, read-answer, read-key, accept-identity-change, retry,
-    /// pause or resume
+    /// Only this: resolve, purge, bulk-resolve, bulk-purge, bulk-retry, reseal, reload, read-answer, read-key,
+    /// accept-identity-change, retry, pause or resume
     #[arg(long, value_name = "ACTION")]
     action: Option<String>,
     /// Only about this record, which may be gone: its whole id
@@ -94,7 +94,8 @@ fn what(entry: &Value) -> String {
         words.push(text(&entry["route"]));
     }
     let count = |member: &str| entry[member].as_u64();
-    words.extend(count("done").or(count("resealed")).map(|count| format!("{count} records")));
+    let noun = if entry["action"] == "bulk-retry" { "accepted requests" } else { "records" };
+    words.extend(count("done").or(count("resealed")).map(|count| format!("{count} {noun}")));
     if let Some(filter) = entry["filter"].as_object() {
         let filter = filter.iter().map(|(name, value)| match value {
             Value::Bool(true) => text(&Value::from(&**name)),

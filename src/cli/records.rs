@@ -19,7 +19,6 @@ use crate::store::IdPrefix;
 
 mod changing;
 mod resealing;
-mod retrying;
 mod table;
 
 /// The digits of an id.
@@ -67,15 +66,8 @@ enum Command {
     Purge(PurgeArgs),
     /// Encrypt records anew with the first of `store.encryption_keys`, while the gate serves
     Reseal,
-    /// Deliver an accepted request again that was given up
-    Retry {
-        /// The id, or at least its first 8 digits
-        #[arg(value_name = "ID", value_parser = parse_id)]
-        record: String,
-        /// Why; goes to the audit log and to the log of `oncegate serve`
-        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-        reason: String,
-    },
+    /// Deliver an accepted request again that was given up, or all that a filter finds
+    Retry(RetryArgs),
 }
 
 /// Which records. All that is given must hold.
@@ -145,6 +137,20 @@ struct ChangeArgs {
 #[derive(Args, Debug)]
 #[command(override_usage = changing::PURGE_USAGE)]
 struct PurgeArgs {
+    #[command(flatten)]
+    change: ChangeArgs,
+}
+
+/// What is retried is dead, which is no state of a record.
+#[derive(Args, Debug)]
+#[command(
+    override_usage = changing::RETRY_USAGE,
+    mut_arg("record", |arg| arg.help("The accepted request's id, or at least its first 8 digits. Or else, a filter")),
+    mut_arg("state", |arg| arg.hide(true).value_parser(parse_no_state)),
+    mut_arg("all", |arg| arg.help("All that were given up")),
+    mut_arg("reason", |arg| arg.required_unless_present("record"))
+)]
+struct RetryArgs {
     #[command(flatten)]
     change: ChangeArgs,
 }
@@ -237,7 +243,7 @@ async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::R
             table::write_answer_of(&record, out)
         }
         Command::Resolve(resolve) => changing::resolve(&client, resolve, out, ask).await,
-        Command::Retry { record, reason } => retrying::retry(&client, &record, &reason, out).await,
+        Command::Retry(retry) => changing::retry(&client, retry.change, out, ask).await,
         Command::Reseal => resealing::reseal(&client, out).await,
         Command::Purge(purge) => changing::purge(&client, purge.change, out, ask).await,
     }
@@ -323,6 +329,10 @@ fn parse_id(text: &str) -> Result<String, String> {
 fn parse_prefix(text: &str) -> Result<String, String> {
     let prefix = IdPrefix::parse(text).filter(|_| !text.is_empty());
     prefix.map(|_| text.to_owned()).ok_or_else(|| "must be an id, or the first of its 64 hexadecimal digits".to_owned())
+}
+
+fn parse_no_state(_: &str) -> Result<String, &'static str> {
+    Err("leave it out: what can be retried is dead, and that is no state of a record")
 }
 
 fn parse_age(text: &str) -> Result<String, &'static str> {

@@ -154,7 +154,7 @@ mod tests {
     fn what_is_wrong_is_named_with_what_would_be_right() {
         for (query, said) in [
             ("since=3", "`since` must be a duration"),
-            ("action=delete", "`action` must be one of: resolve, purge, bulk-resolve, bulk-purge, reseal, reload,"),
+            ("action=delete", "`action` must be one of: resolve, purge, bulk-resolve, bulk-purge, bulk-retry, reseal,"),
             ("record=0a0a0a0a", "`record` must be an id"),
             ("by=", "`by` must be a name"),
             ("limit=1001", "`limit` must be a number from 1 to 1000"),

@@ -1,21 +1,33 @@
-//! A purge by filter removes the accepted requests that it finds, too: they hold what their clients sent.
+//! A purge by filter removes the accepted requests that it finds, too: they hold what their clients sent. A retry queues those
+//! again that are dead.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::{FutureExt, StreamExt, stream};
 
-use super::{AT_A_TIME, Bulk, CHUNK, MAX_FAILURES, PATIENCE, Place, Report, Selection, begins, stood};
+use super::{AT_A_TIME, Bulk, CHUNK, Change, MAX_FAILURES, PATIENCE, Place, Report, Selection, begins, stood};
 use crate::admin::answer::Problem;
 use crate::admin::audit::Deed;
 use crate::admin::deliveries;
 use crate::admin::records::unavailable;
 use crate::admin::scope::{Belongs, belongs};
-use crate::store::deliveries::{Deliveries, DeliveryFilter, Sequence};
-use crate::store::{Error, Listed};
+use crate::store::Listed;
+use crate::store::deliveries::{Deliveries, Delivery, DeliveryFilter, Sequence};
+
+/// What came of an accepted request.
+enum Changed {
+    /// It was changed, or not if it is another one by now; in a dry run, it would be.
+    Found { is_done: bool },
+    /// It has a record: the scan of the records counts it.
+    HasRecord,
+    /// Its outcome is unknown: it is not retried.
+    Unknown,
+}
 
 impl Bulk<'_> {
-    /// Goes through the accepted requests that have no record, which were not found with the records.
+    /// Goes through the accepted requests: of a purge, those that have no record, which were not found with the records; of a
+    /// retry, the dead ones.
     pub(super) async fn go_through_accepted(
         &self,
         Selection { filter, tags, prefixes }: &Selection,
@@ -28,7 +40,7 @@ impl Bulk<'_> {
         let of = DeliveryFilter {
             service: filter.service.clone(),
             route: filter.route.as_deref().map(Arc::from),
-            is_dead: None,
+            is_dead: matches!(self.change, Change::Retry).then_some(true),
             prefix: filter.prefix,
         };
         loop {
@@ -37,18 +49,20 @@ impl Bulk<'_> {
                 report.broken_off()
             })?;
             report.as_of.get_or_insert(page.now);
-            let mut found: Vec<Listed> = page.deliveries.into_iter().map(|each| each.as_listed(page.now)).collect();
-            found.retain(|each| {
+            let listed = |each: Delivery| (each.clone(), each.as_listed(page.now));
+            let mut found: Vec<(Delivery, Listed)> = page.deliveries.into_iter().map(listed).collect();
+            found.retain(|(_, each)| {
                 filter.passes(each.id, &each.record, each.origin.as_ref(), each.now)
                     && report.as_of.is_none_or(|as_of| stood(each, as_of))
                     && begins(each.id, prefixes)
             });
             if let Some(tags) = tags {
                 let whose = |each: &Listed| belongs(&each.record, tags);
-                report.of_unknown_scope += found.iter().filter(|each| whose(each) == Belongs::Unknown).count() as u64;
-                found.retain(|each| whose(each) == Belongs::Yes);
+                report.of_unknown_scope +=
+                    found.iter().filter(|(_, each)| whose(each) == Belongs::Unknown).count() as u64;
+                found.retain(|(_, each)| whose(each) == Belongs::Yes);
             }
-            self.remove_accepted(queue, found, report).await?;
+            self.change_accepted(queue, found, report).await?;
             after = page.next;
             if after.is_none() || started.elapsed() >= PATIENCE {
                 report.next = after.map(|after| Place::Accepted(after).to_string());
@@ -57,46 +71,61 @@ impl Bulk<'_> {
         }
     }
 
-    async fn remove_accepted(
+    async fn change_accepted(
         &self,
         queue: &dyn Deliveries,
-        found: Vec<Listed>,
+        found: Vec<(Delivery, Listed)>,
         report: &mut Report,
     ) -> Result<(), Problem> {
-        let mut removals =
-            stream::iter(found).map(|found| self.remove_one(queue, found).boxed()).buffer_unordered(AT_A_TIME);
-        while let Some(removed) = removals.next().await {
-            match removed {
-                Ok(Some((found, is_done))) => {
+        let change = |(delivery, found): (Delivery, Listed)| {
+            async move { (self.change_one(queue, &delivery, &found).await, found) }.boxed()
+        };
+        let mut changes = stream::iter(found).map(change).buffer_unordered(AT_A_TIME);
+        while let Some((changed, found)) = changes.next().await {
+            match changed {
+                Ok(Changed::Found { is_done }) => {
                     report.accepted += 1;
                     report.found(&found);
                     report.done += u64::from(is_done);
                 }
-                Ok(None) => {}
-                Err(error) => {
-                    unavailable(error);
-                    report.failed += 1;
-                }
+                Ok(Changed::Unknown) => report.of_unknown_outcome += 1,
+                Ok(Changed::HasRecord) => {}
+                Err(_) => report.failed += 1,
             }
         }
         if report.failed >= MAX_FAILURES { Err(report.broken_off()) } else { Ok(()) }
     }
 
-    /// Removes an accepted request, and returns it and whether it was still there. `None` if it has a record: the scan of the
-    /// records counts it.
-    async fn remove_one(&self, queue: &dyn Deliveries, found: Listed) -> Result<Option<(Listed, bool)>, Error> {
-        let Ok(store) = self.state.opened() else { return Ok(None) };
-        if store.get(found.id).await?.is_some_and(|record| record.is_live()) {
-            return Ok(None);
+    async fn change_one(
+        &self,
+        queue: &dyn Deliveries,
+        delivery: &Delivery,
+        found: &Listed,
+    ) -> Result<Changed, Problem> {
+        let is_retry = matches!(self.change, Change::Retry);
+        if is_retry && deliveries::is_held(self.state, delivery).await? {
+            return Ok(Changed::Unknown);
         }
-        if self.change.is_none() {
-            return Ok(Some((found, false)));
+        if !is_retry
+            && self.state.opened()?.get(found.id).await.map_err(unavailable)?.is_some_and(|record| record.is_live())
+        {
+            return Ok(Changed::HasRecord);
         }
-        let is_done = queue.discard(found.id).await?;
+        if self.is_dry_run {
+            return Ok(Changed::Found { is_done: false });
+        }
+        let changed = if is_retry { queue.requeue(found.id).await } else { queue.discard(found.id).await };
+        let is_done = changed.map_err(unavailable)?;
+        let reason = &*self.reason;
+        let deed = match is_retry {
+            true => Deed::Retry { found: delivery, reason },
+            false => {
+                Deed::Discard { id: found.id, route: deliveries::route_of(found.origin.as_ref()), reason: Some(reason) }
+            }
+        };
         if is_done {
-            let route = deliveries::route_of(found.origin.as_ref());
-            Deed::Discard { id: found.id, route, reason: Some(&self.reason) }.log(self.asker);
+            deed.log(self.asker);
         }
-        Ok(Some((found, is_done)))
+        Ok(Changed::Found { is_done })
     }
 }

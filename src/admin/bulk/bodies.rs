@@ -14,11 +14,11 @@ use crate::admin::records::MAX_REASON;
 use crate::admin::resolve::{self, ACTIONS};
 use crate::admin::wanted::Wanted;
 
-/// The body of `POST /api/v1/records/purge`.
+/// The body of `POST /api/v1/records/purge` and `retry`.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("allOf" = forms::bulk()))]
-pub(in crate::admin) struct PurgeBody {
+pub(in crate::admin) struct ChangeAllBody {
     #[serde(default)]
     pub(super) filter: FilterBody,
     #[serde(default)]

@@ -3,7 +3,7 @@
 import { ask, query } from "/page/api.js";
 import { h, problem, put, recordLink, some, table, time } from "/page/dom.js";
 
-const ACTIONS = ["", "resolve", "purge", "bulk-resolve", "bulk-purge", "reseal", "reload", "read-answer", "read-key", "accept-identity-change", "retry", "pause", "resume"];
+const ACTIONS = ["", "resolve", "purge", "bulk-resolve", "bulk-purge", "bulk-retry", "reseal", "reload", "read-answer", "read-key", "accept-identity-change", "retry", "pause", "resume"];
 
 // What an entry says besides who, when and why.
 export function detail(entry) {

@@ -63,7 +63,7 @@ async fn each_role_may_do_what_the_table_says() {
             allowed += 1;
         }
     }
-    assert_eq!(allowed, 55);
+    assert_eq!(allowed, 56);
     assert!(admin.store.get(id).await.unwrap().is_some());
 }
 

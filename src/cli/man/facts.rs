@@ -212,7 +212,13 @@ impl Facts {
         asking("records reseal", &[("After a reload with a new first key:", "oncegate records reseal")]),
         asking(
             "records retry",
-            &[("After the upstream is back:", "oncegate records retry ID --reason 'the ledger is back'")],
+            &[
+                ("After the upstream is back:", "oncegate records retry ID --reason 'the ledger is back'"),
+                (
+                    "All that a route gave up:",
+                    "oncegate records retry --route ROUTE --reason 'the ledger is back' --yes",
+                ),
+            ],
         ),
         asking("deliveries", &[("The accepted requests that were given up:", "oncegate deliveries list --state dead")]),
         asking(

@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 
 use super::table;
 use super::{
-    Ask, ChangeArgs, ResolveArgs, SHOWN, ids_of, members_of, percent_encode, record_path, records_of, whole_id,
+    Ask, ChangeArgs, ResolveArgs, SHOWN, WHOLE, ids_of, members_of, one_of, percent_encode, record_path, records_of,
+    whole_id,
 };
 use crate::cli::http_client::AdminClient;
 use crate::cli::table::text;
@@ -24,10 +25,16 @@ pub(super) const RESOLVE_USAGE: &str =
        oncegate records resolve <--release | --complete --status <N>> --reason <TEXT> <FILTER>... [--yes]
        oncegate records resolve <--release | --complete --status <N>> --dry-run <ID or FILTER...>";
 
+pub(super) const RETRY_USAGE: &str = "oncegate records retry [--reason <TEXT>] <ID>
+       oncegate records retry --reason <TEXT> <FILTER>... [--yes]
+       oncegate records retry --dry-run <ID or FILTER...>";
+
 /// What is done to records.
 struct Change {
     /// The last part of the path of the request for many.
     path: &'static str,
+    /// One of what it is done to, and many.
+    nouns: [&'static str; 2],
     /// The members of its request that say what is done.
     members: Map<String, Value>,
     /// What a question asks for: "purge 3 records?"
@@ -42,7 +49,7 @@ pub(super) async fn purge(
     out: &mut dyn Write,
     ask: &Ask,
 ) -> anyhow::Result<()> {
-    let change = Change { path: "purge", members: Map::new(), verb: "purge", done: "removed" };
+    let change = Change { path: "purge", nouns: RECORDS, members: Map::new(), verb: "purge", done: "removed" };
     let Some(id) = change.one_record(client, &args, out).await? else {
         return change.many(client, &args, out, ask).await;
     };
@@ -74,7 +81,7 @@ pub(super) async fn resolve(
     };
     let Value::Object(members) = members else { bail!("the request is not an object") };
     let (verb, done) = if release { ("release", "released") } else { ("complete", "completed") };
-    let change = Change { path: "resolve", members, verb, done };
+    let change = Change { path: "resolve", nouns: RECORDS, members, verb, done };
     let Some(id) = change.one_record(client, &selected, out).await? else {
         // Other records have nothing to resolve, and a dry run shows what would be touched.
         selected.filter.state.get_or_insert_with(|| "unknown".to_owned());
@@ -97,6 +104,41 @@ pub(super) async fn resolve(
         writeln!(out, "{id} {done}")?;
     }
     Ok(())
+}
+
+pub(super) async fn retry(
+    client: &AdminClient,
+    args: ChangeArgs,
+    out: &mut dyn Write,
+    ask: &Ask,
+) -> anyhow::Result<()> {
+    let Some(start) = &args.record else {
+        let nouns = ["accepted request", "accepted requests"];
+        let change = Change { path: "retry", nouns, members: Map::new(), verb: "retry", done: "queued again" };
+        return change.many(client, &args, out, ask).await;
+    };
+    let id = whole_id_of_dead(client, start).await?;
+    if args.dry_run {
+        let state = accepted_state(client, &id).await?.context("no accepted request has this id")?;
+        if state != "dead" {
+            bail!("the request is {state}: it is delivered by itself");
+        }
+        writeln!(out, "1 accepted request would be queued again; nothing was changed")?;
+        return Ok(());
+    }
+    let reason = json!({ "reason": args.reason.unwrap_or_default() });
+    client.send(Method::POST, &format!("{}/retry", record_path(&id)), Some(&reason)).await?;
+    writeln!(out, "{id} queued: it is delivered again, with as many attempts as a new one")?;
+    Ok(())
+}
+
+/// The whole id of the one dead delivery whose id starts so.
+async fn whole_id_of_dead(client: &AdminClient, start: &str) -> anyhow::Result<String> {
+    if start.len() == WHOLE {
+        return Ok(start.to_owned());
+    }
+    let target = format!("/api/v1/deliveries?state=dead&id={start}&limit={}", SHOWN + 1);
+    one_of(ids_of(client, &target, "deliveries").await?, start, "dead delivery")
 }
 
 /// The state of the accepted request with this id, if there is one.
@@ -145,14 +187,11 @@ impl Change {
         ask: &Ask,
     ) -> anyhow::Result<()> {
         if args.dry_run {
-            let Counts { matched, in_flight, of_unknown_scope, accepted, to_retry, as_of, .. } =
-                self.send(client, args, true, args.as_of.clone()).await?;
-            writeln!(out, "{} would be {}; nothing was changed", records(matched), self.done)?;
-            say_accepted(accepted, "would not be delivered any more", out)?;
-            say_to_retry(to_retry, out)?;
-            say_in_flight(in_flight, out)?;
-            say_of_unknown_scope(of_unknown_scope, out)?;
-            if matched > 0 {
+            let counts = self.send(client, args, true, args.as_of.clone()).await?;
+            let (matched, in_flight, accepted) = (counts.matched, counts.in_flight, counts.accepted);
+            writeln!(out, "{} would be {}; nothing was changed", self.counted(matched), self.done)?;
+            self.say_rest(&counts, "would not be delivered any more", out)?;
+            if self.path != "retry" && matched > 0 {
                 let target = format!("/api/v1/records?limit={SHOWN}{}", args.filter.query());
                 let newest = client.send(Method::GET, &target, None).await?;
                 let mut newest = records_of(&newest)?.to_vec();
@@ -165,46 +204,60 @@ impl Change {
                 if matched > accepted {
                     table::table().write(newest.iter().map(table::row), out)?;
                 }
-                if let Some(as_of) = as_of {
-                    writeln!(out, "for these and none that come later: --as-of {as_of} --yes")?;
-                }
+            }
+            if let Some(as_of) = counts.as_of.filter(|_| matched > 0) {
+                writeln!(out, "for these and none that come later: --as-of {as_of} --yes")?;
             }
             return Ok(());
         }
         let mut as_of = args.as_of.clone();
         if !args.yes {
             let found = self.send(client, args, true, as_of).await?;
-            as_of = found.as_of;
             let matched = found.matched;
             if matched == 0 {
-                writeln!(out, "no records")?;
-                return say_in_flight(found.in_flight, out);
+                writeln!(out, "no {}", self.nouns[1])?;
+                return self.say_rest(&found, "", out);
             }
-            match ask(&format!("{} {}?", self.verb, records(matched))) {
+            as_of = found.as_of;
+            match ask(&format!("{} {}?", self.verb, self.counted(matched))) {
                 Some(true) => {}
                 Some(false) => bail!("nothing was changed"),
                 None => bail!(
-                    "{} would be {}: give --yes to do it, or --dry-run to see the newest of them",
-                    records(matched),
+                    "{} would be {}: give --yes to do it, or --dry-run to see what it would be",
+                    self.counted(matched),
                     self.done
                 ),
             }
         }
-        let Counts { matched, done, failed, in_flight, of_unknown_scope, accepted, to_retry, .. } =
-            self.send(client, args, false, as_of).await?;
-        writeln!(out, "{} {}", records(done), self.done)?;
-        say_accepted(accepted, "will not be delivered any more", out)?;
-        say_to_retry(to_retry, out)?;
-        say_in_flight(in_flight, out)?;
-        say_of_unknown_scope(of_unknown_scope, out)?;
+        let counts = self.send(client, args, false, as_of).await?;
+        let Counts { matched, done, failed, .. } = counts;
+        writeln!(out, "{} {}", self.counted(done), self.done)?;
+        self.say_rest(&counts, "will not be delivered any more", out)?;
         let others = matched.saturating_sub(done + failed);
         if others > 0 {
-            writeln!(out, "{} left alone: changed by others meanwhile", records(others))?;
+            writeln!(out, "{} left alone: changed by others meanwhile", self.counted(others))?;
         }
         if failed > 0 {
-            bail!("{} could not be {}: the store failed; see the log of `oncegate serve`", records(failed), self.done);
+            let failed = self.counted(failed);
+            bail!("{failed} could not be {}: the store failed; see the log of `oncegate serve`", self.done);
         }
         Ok(())
+    }
+
+    /// Says what it does not do, and what else there is to it. `accepted` is what becomes of accepted requests without a record.
+    fn say_rest(&self, counts: &Counts, accepted: &str, out: &mut dyn Write) -> anyhow::Result<()> {
+        if self.path != "retry" {
+            say_accepted(counts.accepted, accepted, out)?;
+        }
+        say_to_retry(counts.to_retry, out)?;
+        say_in_flight(counts.in_flight, out)?;
+        say_of_unknown_outcome(counts.of_unknown_outcome, out)?;
+        say_of_unknown_scope(counts.of_unknown_scope, out)
+    }
+
+    /// So many of what it is done to, in words.
+    fn counted(&self, count: u64) -> String {
+        format!("{count} {}", self.nouns[usize::from(count != 1)])
     }
 
     /// Sends the request, and again where the gate came to its time limit.
@@ -241,6 +294,7 @@ impl Change {
             counts.accepted += answer["accepted"].as_u64().unwrap_or(0);
             counts.to_retry += answer["to_retry"].as_u64().unwrap_or(0);
             counts.of_unknown_scope += answer["of_unknown_scope"].as_u64().unwrap_or(0);
+            counts.of_unknown_outcome += answer["of_unknown_outcome"].as_u64().unwrap_or(0);
             if let Some(as_of) = answer["as_of"].as_str() {
                 // The requests that follow are about the same time.
                 counts.as_of = Some(as_of.to_owned());
@@ -254,6 +308,8 @@ impl Change {
     }
 }
 
+const RECORDS: [&str; 2] = ["record", "records"];
+
 /// What the gate did.
 #[derive(Default)]
 struct Counts {
@@ -264,6 +320,7 @@ struct Counts {
     accepted: u64,
     to_retry: u64,
     of_unknown_scope: u64,
+    of_unknown_outcome: u64,
     as_of: Option<String>,
 }
 
@@ -286,7 +343,7 @@ fn say_to_retry(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
         };
         writeln!(
             out,
-            "{count} of them {verb} accepted {noun} dead until `oncegate records retry ID` delivers {stay} again: \
+            "{count} of them {verb} accepted {noun} dead until `oncegate records retry` delivers {stay} again: \
              `oncegate deliveries list --state dead` lists {stay}"
         )?;
     }
@@ -300,6 +357,19 @@ fn say_of_unknown_scope(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
             out,
             "{} left alone: they do not say whose they are, since an older version claimed them or they cannot be read",
             records(count)
+        )?;
+    }
+    Ok(())
+}
+
+/// Says what a retry leaves alone: it may have run.
+fn say_of_unknown_outcome(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
+    if count > 0 {
+        let noun = if count == 1 { "accepted request" } else { "accepted requests" };
+        writeln!(
+            out,
+            "{count} {noun} left alone, as their outcome is unknown: `oncegate records resolve` them first, with --release where they \
+             did not run"
         )?;
     }
     Ok(())

@@ -141,7 +141,7 @@ async fn all_that_a_filter_finds_is_changed_once_that_is_confirmed() {
     run(&admin, &["resolve", "--key", "later", "--release", "--reason", "x", "--yes"]).await.unwrap();
     assert_eq!(
         run(&admin, &release).await.unwrap_err(),
-        "12 records would be released: give --yes to do it, or --dry-run to see the newest of them"
+        "12 records would be released: give --yes to do it, or --dry-run to see what it would be"
     );
     assert_eq!(run_and_answer(&admin, &release, Some(false)).await.unwrap_err(), "nothing was changed");
     assert_eq!(run(&admin, &["list", "--state", "unknown"]).await.unwrap().lines().count(), 13);

@@ -1,5 +1,8 @@
 //! What an operator does with requests that were accepted.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
 
 #[test]
@@ -58,10 +61,62 @@ fn a_bulk_release_says_which_accepted_requests_stay_dead() {
     assert_eq!(status, 0, "{error}");
     for said in [dry, done] {
         let left =
-            "2 of them are of accepted requests, which stay dead until `oncegate records retry ID` delivers them again";
+            "2 of them are of accepted requests, which stay dead until `oncegate records retry` delivers them again";
         assert!(said.contains(left), "{said}");
     }
     assert_eq!(dead(), Some(2));
+}
+
+#[test]
+fn all_that_was_given_up_is_retried_at_once_but_what_may_have_run() {
+    if is_refused_here() {
+        return;
+    }
+    let is_back = Arc::new(AtomicBool::new(false));
+    let back = Arc::clone(&is_back);
+    let upstream = Upstream::start(move |request| match request.key().is_some_and(|key| key == "lost") {
+        true => Reply::nothing().close(),
+        false if back.load(Ordering::SeqCst) => Reply::ok("done"),
+        false => Reply::status("503 Service Unavailable", "later"),
+    });
+    let gate = accepting(&upstream, "deliver = { attempts = 1 }\n").start();
+    let keys: Vec<String> = (0..5).map(|number| format!("k-{number}")).collect();
+    let locations: Vec<String> = keys.iter().map(|key| expect_accepted(&gate.post("/charges", key, "{}"))).collect();
+    expect_accepted(&gate.post("/charges", "lost", "{}"));
+    let listed = |state: &str| {
+        let page = gate.admin("GET", &format!("/api/v1/deliveries?state={state}"), None).json();
+        page["deliveries"].as_array().map(Vec::len)
+    };
+    eventually("they are given up", || (listed("dead") == Some(6)).then_some(()));
+    is_back.store(true, Ordering::SeqCst);
+    let url = format!("http://{}", gate.admin);
+    let retry = |more: &[&str]| oncegate(&[&["records", "retry", "--admin", &url], more].concat());
+    let (status, said, _) = retry(&["--all", "--dry-run"]);
+    assert!(
+        status == 0 && said.starts_with("5 accepted requests would be queued again; nothing was changed"),
+        "{said}"
+    );
+    assert!(said.contains("1 accepted request left alone, as their outcome is unknown"), "{said}");
+    for (wrong, why) in [
+        (&["--all"][..], "--reason"),
+        (&["--state", "unknown", "--reason", "x"], "what can be retried is dead"),
+        (&["--reason", "x"], "required"),
+    ] {
+        let (status, _, error) = retry(wrong);
+        assert!(status == 2 && error.contains(why), "{wrong:?}: {error}");
+    }
+    assert_eq!((listed("dead"), upstream.runs()), (Some(6), 6));
+    let (status, said, error) = retry(&["--key", "k-0", "--reason", "the ledger is back", "--yes"]);
+    assert!(status == 0 && said.starts_with("1 accepted request queued again"), "{said}{error}");
+    let (status, said, error) = retry(&["--route", &route_of(&gate), "--reason", "the ledger is back", "--yes"]);
+    assert!(status == 0 && said.starts_with("4 accepted requests queued again"), "{said}{error}");
+    for location in &locations {
+        wait_for(&gate, location, "completed");
+    }
+    assert_eq!((listed("dead"), upstream.runs_of("lost"), upstream.runs()), (Some(1), 1, 11));
+    let (_, audit, _) = oncegate(&["audit", "--action", "bulk-retry", "--admin", &url]);
+    assert!(audit.contains("4 accepted requests (route="), "{audit}");
+    assert!(audit.contains("1 accepted requests (key=(not kept))"), "{audit}");
 }
 
 #[test]
