@@ -13,10 +13,10 @@ use tokio::time::timeout;
 use super::actions::Driver;
 use super::admit::{Admission, Candidate, Refusal, Step, Unprotected};
 use super::answer::{Client, CrossOrigin, Reply};
-use super::awaited::Awaited;
 use super::jwt::unverified;
 use super::observe::Watch;
 use super::pass::{self, ForwardOptions, body_problem};
+use super::pending_reply::PendingReply;
 use super::preflight::Preflight;
 use super::protected::{ProtectedRequest, identify, read_back};
 use super::request::{self, Head};
@@ -43,7 +43,7 @@ impl Gate {
         (id, notes): (RequestId, Option<Arc<Notes>>),
         peer: Peer,
         permit: Result<&Arc<Permit>, &'static str>,
-        awaited: &mut Awaited,
+        pending: &mut PendingReply,
     ) -> (Arc<RouteState>, Reply) {
         // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
         let (mut head, body) = match Head::read(request, peer, &self.context, (id, notes)) {
@@ -58,7 +58,7 @@ impl Gate {
         };
         let (route, step) = match admission {
             Admission::Routed(route, step) => {
-                awaited.is_of(&self.states[&route.name], &head);
+                pending.is_of(&self.states[&route.name], &head);
                 (route, step)
             }
             Admission::Ambiguous(ambiguous) => {
@@ -66,7 +66,7 @@ impl Gate {
                 return self.refused_early(&head, Admission::Ambiguous(ambiguous), problem);
             }
             Admission::Unrouted => {
-                awaited.is_of(&self.unrouted, &head);
+                pending.is_of(&self.unrouted, &head);
                 if !permit.attribute(&|| head.party(None)) {
                     return self.refused_early(&head, Admission::Unrouted, overloaded(TOO_MANY_OF_ONE));
                 }

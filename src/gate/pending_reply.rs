@@ -6,9 +6,9 @@ use super::RouteState;
 use super::request::Head;
 
 /// A request that waits for its answer. Dropped before that, its client has left.
-pub(super) struct Awaited(Option<Arc<RouteState>>);
+pub(super) struct PendingReply(Option<Arc<RouteState>>);
 
-impl Awaited {
+impl PendingReply {
     /// One whose route is not known yet.
     pub(super) fn new(unrouted: &Arc<RouteState>) -> Self {
         Self(Some(Arc::clone(unrouted)))
@@ -28,7 +28,7 @@ impl Awaited {
     }
 }
 
-impl Drop for Awaited {
+impl Drop for PendingReply {
     fn drop(&mut self) {
         if let Some(state) = &self.0 {
             state.metrics.client_gone();
