@@ -16,12 +16,13 @@ use serde_json::{Map, Value, json};
 use super::State;
 use super::access::Asker;
 use super::answer::{Kind, Problem};
-use super::deliveries::route_of;
+use super::deliveries::{STATES, route_of};
 use super::view::{claiming_request, shortened_key};
 use crate::idempotency::record::{Record, RecordId};
 use crate::store::audit::{self, AuditLog, NewEntry, Position};
 use crate::store::deliveries::Delivery;
 use crate::store::{Error, Listed, Store};
+use crate::telemetry::deliveries::ended_attempts;
 use crate::telemetry::rfc3339;
 
 mod listing;
@@ -77,7 +78,7 @@ pub(super) enum Deed<'a> {
     /// Somebody is shown its key.
     ReadKey { found: &'a Listed },
     /// An accepted request is removed that has no record.
-    Discard { id: RecordId, route: Option<&'a str>, reason: Option<&'a str> },
+    Discard { found: &'a Delivery, reason: Option<&'a str> },
     /// A dead delivery is queued again.
     Retry { found: &'a Delivery, reason: &'a str },
     /// The deliveries of a route are held back, or go on.
@@ -294,8 +295,7 @@ impl Deed<'_> {
 
     fn record_id(&self) -> Option<RecordId> {
         match self {
-            Self::Discard { id, .. } => Some(*id),
-            Self::Retry { found, .. } => Some(found.id),
+            Self::Discard { found, .. } | Self::Retry { found, .. } => Some(found.id),
             _ => self.record().map(|found| found.id),
         }
     }
@@ -321,14 +321,15 @@ impl Deed<'_> {
             Self::Resolve { resolution, .. } | Self::BulkResolve { resolution, .. } => {
                 say("resolution", (*resolution).into());
             }
-            Self::Discard { route, .. } => say("route", (*route).into()),
-            Self::Retry { found, .. } => {
+            Self::Discard { found, .. } | Self::Retry { found, .. } => {
+                say("namespace", found.origin.as_ref().map(|origin| &*origin.namespace).into());
                 say("route", route_of(found.origin.as_ref()).into());
                 let note = found.note.as_ref().map(|note| String::from_utf8_lossy(note));
-                let accepted_at = rfc3339(found.accepted_at);
+                let (state, accepted_at) = (STATES[usize::from(found.is_dead())], rfc3339(found.accepted_at));
+                let attempts = ended_attempts(found);
                 say(
                     "before",
-                    json!({ "state": "dead", "accepted_at": accepted_at, "attempts": found.attempts, "reason": note }),
+                    json!({ "state": state, "accepted_at": accepted_at, "attempts": attempts, "reason": note }),
                 );
             }
             Self::Pause { route, .. } => say("route", (*route).into()),
@@ -378,7 +379,8 @@ impl Deed<'_> {
             Self::ReadKey { found: Listed { id, .. } } => {
                 tracing::info!(target: "oncegate::audit", %client, by, record = %id, "an operator read the key of a record");
             }
-            Self::Discard { id, route, reason } => {
+            Self::Discard { found, reason } => {
+                let (id, route) = (found.id, route_of(found.origin.as_ref()));
                 tracing::info!(target: "oncegate::audit", %client, by, record = %id, route, reason, "an operator discarded an accepted request");
             }
             Self::Retry { found, reason } => {

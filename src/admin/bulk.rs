@@ -21,7 +21,7 @@ use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 use super::audit::{self, Deed, Outcome};
 use super::records::{check_optional, check_reason, unavailable};
-use super::resolve::{Resolution, receive};
+use super::resolve::{Resolution, from_object, receive};
 use super::scope::{Belongs, belongs};
 use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
@@ -448,7 +448,7 @@ impl Report {
 }
 
 fn read<T: DeserializeOwned>(body: &[u8], form: &str) -> Result<T, Problem> {
-    serde_json::from_slice(body).map_err(|error| {
+    from_object(body).map_err(|error| {
         // Where, not what: the message of a wrong value quotes it, and it may be part of an answer.
         bad(&format!(
             "the body is not of the form {form}, with a filter of {}: line {}, column {}",

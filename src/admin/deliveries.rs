@@ -10,18 +10,18 @@ use serde::de::DeserializeOwned;
 use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty, json};
-use super::audit::Deed;
+use super::audit::{Deed, Outcome};
 use super::endpoints::REVEALING;
 use super::forms;
 use super::query::{DEFAULT_LIMIT, bad, limit, pairs, unknown};
 use super::records::{MAX_REASON, absent, check_optional, unavailable};
-use super::resolve::receive;
+use super::resolve::{from_object, receive};
 use super::tokens::Role;
 use super::wanted::id_prefix;
 use crate::idempotency::codec;
 use crate::idempotency::record::{self, RecordId};
 use crate::store::deliveries::{self as queue, Delivery, DeliveryFilter, DeliveryState, Sequence};
-use crate::store::{Listed, Origin, OriginId};
+use crate::store::{Error, Listed, Origin, OriginId};
 use crate::telemetry::deliveries::{ended_attempts, is_given_up_as_unknown};
 use crate::telemetry::rfc3339;
 
@@ -141,9 +141,24 @@ pub(super) async fn pause(state: &State, body: Incoming, is_paused: bool, asker:
     }
     let deed = Deed::Pause { route: &route, is_paused, reason: &reason };
     let begun = state.begin(asker, deed).await?;
-    let changed = async { queue::of(&**store)?.pause(origin, is_paused).await }.await.map_err(unavailable);
-    if changed.is_ok() {
-        deed.log(asker);
+    let changed = async { queue::of(&**store)?.pause(origin, is_paused).await }.await.map_err(|error| match error {
+        Error::Determinate(_) => unavailable(error),
+        Error::Indeterminate(_) => {
+            unavailable(error);
+            Kind::StoreUnavailable.because(
+                "the store failed, and some of the deliveries may be held back and others not: send the request again when \
+                 the store answers",
+            )
+        }
+    });
+    match changed {
+        Ok(true) => deed.log(asker),
+        // It was so before.
+        Ok(false) => {
+            begun.end(Outcome::Unchanged).await;
+            return Ok(empty(StatusCode::NO_CONTENT));
+        }
+        Err(_) => {}
     }
     begun.end_as(&changed).await;
     changed?;
@@ -194,7 +209,7 @@ pub(super) async fn discard(
     asker: &Asker,
 ) -> Result<Answer, Problem> {
     let found = find(state, id).await?.ok_or_else(absent)?;
-    let deed = Deed::Discard { id, route: route_of(found.origin.as_ref()), reason };
+    let deed = Deed::Discard { found: &found, reason };
     let begun = state.begin(asker, deed).await?;
     let discarded = forget(state, id).await;
     let discarded = discarded.and_then(|was_there| if was_there { Ok(()) } else { Err(absent()) });
@@ -227,7 +242,7 @@ pub(super) fn route_of(origin: Option<&Origin>) -> Option<&str> {
 }
 
 async fn read<T: DeserializeOwned>(body: Incoming, form: &str) -> Result<T, Problem> {
-    serde_json::from_slice(&receive(body).await?).map_err(|error| {
+    from_object(&receive(body).await?).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         Kind::BadRequest.because(format!("the body is not of the form {form}: line {line}, column {column}"))
     })

@@ -43,7 +43,10 @@ type Body = (&'static str, Value);
 
 /// The document.
 pub(super) fn answer() -> Answer {
-    static DOCUMENT: LazyLock<Vec<u8>> = LazyLock::new(|| document().to_string().into_bytes());
+    static DOCUMENT: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        // A control character that JSON need not escape, and that readers of YAML refuse.
+        document().to_string().replace('\u{7f}', "\\u007f").into_bytes()
+    });
     with_body(StatusCode::OK, JSON, DOCUMENT.clone())
 }
 

@@ -250,7 +250,7 @@ impl State {
 pub(super) fn unavailable(error: Error) -> Problem {
     tracing::warn!(%error, "a request to the admin listener failed");
     Kind::StoreUnavailable.because(match error {
-        Error::Determinate(_) => "the store failed; nothing was changed",
+        Error::Determinate(_) => "the store failed; nothing was done",
         Error::Indeterminate(_) => "the store failed, and what was asked for may have happened; look at the record",
     })
 }

@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use schemars::generate::SchemaGenerator;
 use schemars::{JsonSchema, Schema};
-use serde::de::Error as _;
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Number, Value};
 
@@ -194,8 +194,16 @@ pub(super) async fn receive(body: Incoming) -> Result<Bytes, Problem> {
     }
 }
 
+/// Reads an object: a struct could be read from an array, too.
+pub(super) fn from_object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    if bytes.trim_ascii_start().first() != Some(&b'{') {
+        serde_json::from_slice::<Map<String, Value>>(bytes)?;
+    }
+    serde_json::from_slice(bytes)
+}
+
 fn parse(bytes: &[u8]) -> Result<(Resolution, String), Problem> {
-    let body: ResolveBody = serde_json::from_slice(bytes).map_err(|error| {
+    let body: ResolveBody = from_object(bytes).map_err(|error| {
         // Where, not what: the message of a wrong value quotes it, and it may be part of an answer.
         Kind::BadRequest.because(format!(
             "the body is not of the form {{\"action\": \"release\" | \"complete\", \"status\": 200, \"headers\": \

@@ -52,7 +52,7 @@ async fn a_store_that_does_not_answer_is_not_ready() {
     admin.store.close().await;
     let reply = admin.get("/readyz").await;
     assert_eq!((reply.status, &reply.json()["reason"]), (503, &json!("store-unavailable")));
-    admin.get("/api/v1/records").await.is_problem(503, "store-unavailable").says("nothing was changed");
+    admin.get("/api/v1/records").await.is_problem(503, "store-unavailable").says("nothing was done");
 }
 
 #[tokio::test]

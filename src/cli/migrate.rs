@@ -27,10 +27,10 @@ pub(super) struct MigrateArgs {
     #[arg(long, value_name = "URL", requires = "to", conflicts_with_all = ["store", "dry_run"])]
     from: Vec<String>,
     /// Move the records to this list of databases. Repeat it for each of them.
-    #[arg(long, value_name = "URL", requires = "from")]
+    #[arg(long, value_name = "URL", requires = "from", conflicts_with_all = ["store", "dry_run"])]
     to: Vec<String>,
     /// Let the databases know of the move, so that gates can start with the next list, and move nothing yet.
-    #[arg(long, requires = "from")]
+    #[arg(long, requires = "from", conflicts_with_all = ["store", "dry_run"])]
     prepare: bool,
     /// Print the SQL that would run, and change nothing.
     #[arg(long)]

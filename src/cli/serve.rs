@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::timeout;
 
 use self::consuming::Consuming;
 use self::listening::{Bound, Inherited, SocketFile, admin_is_guarded, bind, bind_server};
@@ -428,16 +428,19 @@ async fn keep_asking(current: Current<Gate>, mut stop: watch::Receiver<bool>) {
 }
 
 async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signals: &mut Signals) {
-    let deadline = Instant::now() + patience;
-    let hurried = tokio::select! {
-        _ = timeout_at(deadline, all_ended(servers)) => false,
-        () = signals.stop() => true,
+    let over = async {
+        if timeout(patience, signals.stop()).await.is_ok() {
+            tracing::warn!(running = gate.running(), "second stop signal: exiting now");
+        }
     };
-    if hurried {
-        tracing::warn!(running = gate.running(), "second stop signal: exiting now");
-    }
-    let patience = if hurried { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
-    if !gate.drain(patience).await {
+    tokio::pin!(over);
+    let is_over = tokio::select! {
+        () = all_ended(servers) => false,
+        () = &mut over => true,
+    };
+    // An attempt that no client waits for runs on when all connections have ended.
+    let has_ended = if is_over { gate.drain(std::future::ready(())).await } else { gate.drain(over).await };
+    if !has_ended {
         tracing::warn!("attempts that did not end in time are recorded as unknown");
         // Their clients still wait for an answer.
         let _ = timeout(LAST_WORDS, all_ended(servers)).await;

@@ -60,11 +60,16 @@ pub(super) fn text(value: &Value) -> String {
         other => other.to_string(),
     };
     text.chars().fold(String::new(), |mut shown, c| {
-        if c.is_control() {
+        if c.is_control() || is_reordering(c) {
             shown.extend(c.escape_unicode())
         } else {
             shown.push(c)
         }
         shown
     })
+}
+
+/// Whether a character changes the order in which a terminal shows others (Unicode Standard Annex 9, 2), or is not seen itself.
+fn is_reordering(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }

@@ -12,6 +12,9 @@ use crate::admin::{Role, Secret, Token, UNGUESSABLE};
 /// The longest name.
 const LONGEST_NAME: usize = 64;
 
+/// What the audit log has in the place of a name where there was no token.
+const NO_TOKEN: &str = "-";
+
 /// The name of the token of `token_file`.
 const TOKEN_FILE: &str = "token_file";
 
@@ -22,7 +25,7 @@ keys! {
     pub(super) struct Entry "admin.tokens" {
         /// What the log calls its holder: letters, digits and `-_.`, at most 64.
         name: Option<String> = None
-            => text(format!("^[A-Za-z0-9._-]{{1,{LONGEST_NAME}}}$"), name).optional(), Required("\"ops\"");
+            => text(format!("^([A-Za-z0-9._]|[A-Za-z0-9._-]{{2,{LONGEST_NAME}}})$"), name).optional(), Required("\"ops\"");
         /// "viewer" may look, but sees neither keys nor answers. "operator" may do everything.
         role: Option<Role> = None
             => words(&[("viewer", Role::Viewer), ("operator", Role::Operator)]).optional(), Required("\"operator\"");
@@ -60,6 +63,10 @@ fn distinct(tokens: Vec<TokenFile>) -> Result<Vec<TokenFile>, Wrong> {
 
 fn name(node: &Node<'_>) -> Result<String, Wrong> {
     let text = node.text()?;
+    if text == NO_TOKEN {
+        let wrong = Wrong::new(format!("`{NO_TOKEN}` stands in the audit log for what needed no token"));
+        return Err(wrong.hint("write who holds the token, as in \"ops\""));
+    }
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if text.is_empty() || text.len() > LONGEST_NAME || !text.bytes().all(is_plain) {
         let wrong = Wrong::new(format!("a name has from 1 to {LONGEST_NAME} letters, digits and `-_.`"));

@@ -182,8 +182,9 @@ fn protocol(node: &Node<'_>) -> Result<Protocol, Wrong> {
 }
 
 /// Holds that nothing is scoped by the certificates of clients that are not asked for any.
-pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
-    if server.accept.tls.as_ref().is_some_and(|secure| secure.files.client_ca.is_some()) {
+pub(super) fn check_scopes(root: &Table<'_>) {
+    // Where its files are wrong, that is reported, and nothing is known of what they hold.
+    if root.table("server", Server::SECTION).table("tls", tls::Files::SECTION).get("client_ca").is_some() {
         return;
     }
     let routes = root.tables("routes", routes::SECTION).unwrap_or_default();

@@ -166,7 +166,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let (router, route_places) = routes::read(&root, &upstreams);
     let policy_page = policy_page::read(&root);
     policy_page::advise(&root, policy_page.as_deref(), &router);
-    listeners::check_scopes(&root, &server);
+    listeners::check_scopes(&root);
     let jwt = auth::read(&root, &router);
     policy::check_response_headers(&root, &headers);
     policy::advise_retention(&root, store.keys.max_ttl, &router);

@@ -33,8 +33,9 @@ keys! {
     /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes`, `cors`
     /// and `deliver` apply one by one.
     for Policy "[defaults]" {
-        /// How long a completed record answers retries, from its claim. It should exceed the upstream's timeout: otherwise the
-        /// answer of a slow attempt is forgotten before its retry arrives.
+        /// How long a completed record answers retries, from its claim. It should exceed the upstream's timeout by far: otherwise
+        /// the answer of a slow attempt is forgotten before its retry arrives. An attempt that takes longer than this has its
+        /// answer kept as long from its end.
         ttl => nonzero_time();
         /// How long a record whose outcome is unknown is kept, from when it became unknown.
         unknown_ttl => nonzero_time();

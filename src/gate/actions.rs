@@ -360,6 +360,11 @@ impl Driver {
             }
             Done::Superseded(Ok(is_superseded)) => {
                 self.answered("supersede", failures);
+                // No reaper sees the lease of an attempt that another takes the place of.
+                let was_in_flight = |(record, _): &(Record, Timestamp)| record.state == State::InFlight;
+                if is_superseded && self.attempted.is_none() && self.found.as_ref().is_some_and(was_in_flight) {
+                    self.request.iter().for_each(|request| request.state.metrics.lease_expired());
+                }
                 if is_superseded { self.unless_barred(Event::Claimed) } else { Event::NotSuperseded }
             }
             Done::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),

@@ -83,7 +83,6 @@ use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::grpc;
 use crate::idempotency::identity::{CallerRules, Identifier, Identifiers, RulesTag};
-use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{OriginId, Store};
@@ -218,7 +217,9 @@ impl Gate {
         metrics: &Metrics,
     ) -> Arc<Self> {
         let shared = Arc::new(Shared::new(store, usage));
-        Self::beside(shared, settings, router, upstreams, metrics, None)
+        let gate = Self::beside(shared, settings, router, upstreams, metrics, None);
+        gate.show_metrics(metrics);
+        gate
     }
 
     /// A gate that shares `work` with others, and takes over what `former` knows of routes and tokens.
@@ -248,7 +249,7 @@ impl Gate {
                 rules_tags: rules.iter().filter(|_| rules.len() > 1).map(RulesTag::of).collect(),
                 kept,
                 ignored: IgnoredLog::default(),
-                probe_check: route.and_then(|route| ProbeCheck::of(route, &upstreams, &metrics.route(name), known)),
+                probe_check: route.and_then(|route| ProbeCheck::of(route, &upstreams, known)),
                 name: Arc::clone(name),
                 origin: origin(&settings.service, namespace, name).id(),
                 shadow_origin: origin(&settings.service, namespace, name).shadow().id(),
@@ -264,15 +265,10 @@ impl Gate {
             let rules: Vec<IdentityDigest> =
                 identifiers.all().map(|identifier| identities::digest(identifier, route, callers)).collect();
             let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
-            let state = state(&route.name, &route.namespace, rules, kept, Some(&**route));
-            possible_outcomes::show(&route.policy, &state.metrics);
-            (Arc::clone(&route.name), state)
+            (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept, Some(&**route)))
         });
-        let observing = router.routes().iter().filter(|route| route.policy.mode == Mode::Observe);
-        metrics.observing(observing.map(|route| &*route.name));
         let nowhere: Arc<str> = "-".into();
         let unrouted = state(&nowhere, &nowhere, Vec::new(), Vec::new(), None);
-        unrouted.metrics.expect(possible_outcomes::of_unrouted());
         shared.expect_leases_of(&router);
         Arc::new(Self {
             states: states.collect(),
@@ -309,10 +305,14 @@ impl Gate {
         self.shared.requests.receiver_count()
     }
 
-    /// Waits until every protected request has ended, for `patience` at most. Then attempts that still run are given up: their
-    /// records turn unknown. Returns whether all had ended by themselves.
-    pub async fn drain(&self, patience: Duration) -> bool {
-        let ended = tokio::time::timeout(patience, self.shared.requests.closed()).await.is_ok();
+    /// Waits until every protected request has ended, or `over` has. Then attempts that still run are given up: their records
+    /// turn unknown. Returns whether all had ended by themselves.
+    pub async fn drain(&self, over: impl Future<Output = ()>) -> bool {
+        let ended = tokio::select! {
+            biased;
+            () = self.shared.requests.closed() => true,
+            () = over => false,
+        };
         // Whatever is still to come must not begin an attempt.
         self.shared.abandon.send_replace(true);
         // What is known of observed requests is lost with the process: it waits a moment, and is not worth more.

@@ -1,17 +1,39 @@
 //! What requests of a route can end with: the policy page lists its problems, and metrics have it before the first.
 
+use super::Gate;
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy, StoreFailure};
 use crate::idempotency::recovery::{Finding, Recovery};
 use crate::idempotency::scope::{ScopePart, ScopeWord};
-use crate::telemetry::metrics::RouteMetrics;
+use crate::telemetry::metrics::{Metrics, RouteMetrics};
 use crate::telemetry::outcome::{Code, Outcome};
 
+impl Gate {
+    /// It takes requests from now on, and not before: its metrics are there before anything happens, and those of what it replaces
+    /// go.
+    pub fn show_metrics(&self, metrics: &Metrics) {
+        let routes = self.router.routes();
+        let observing = routes.iter().filter(|route| route.policy.mode == Mode::Observe);
+        metrics.observing(observing.map(|route| &*route.name));
+        for route in routes {
+            let state = &self.states[&route.name];
+            show(&route.policy, &state.metrics);
+            if let Some(check) = &state.probe_check {
+                check.show(&state.metrics);
+            }
+        }
+        self.unrouted.metrics.expect(of_unrouted());
+    }
+}
+
 /// Shows the metrics of a route with this policy before there is anything to count.
-pub(super) fn show(policy: &Policy, metrics: &RouteMetrics) {
+fn show(policy: &Policy, metrics: &RouteMetrics) {
     metrics.expect(of_route(policy));
     if matches!(policy.recovery, Recovery::Probe(_)) {
         Finding::ALL.into_iter().for_each(|finding| drop(metrics.probe_checks(finding)));
+    }
+    if policy.mode == Mode::Observe {
+        metrics.observed().expect(of_route(&Policy { mode: Mode::Protect, ..policy.clone() }));
     }
 }
 
@@ -21,7 +43,7 @@ fn of_route(policy: &Policy) -> impl Iterator<Item = Outcome> {
 }
 
 /// How requests that match no route can end.
-pub(super) fn of_unrouted() -> impl Iterator<Item = Outcome> {
+fn of_unrouted() -> impl Iterator<Item = Outcome> {
     Outcome::ALL.into_iter().filter(|outcome| match outcome {
         Outcome::Passed | Outcome::Ignored | Outcome::Problem(Code::NoRoute) => true,
         Outcome::Problem(code) => is_of_any_request(*code),

@@ -1,12 +1,14 @@
 //! Quotas of new keys: each gate counts in memory, and where gates share a Redis, all of them together there.
 //!
-//! A key is taken before the claim, and given back unless the claim leads to an attempt.
+//! A key is taken before the claim, and given back unless the claim leads to an attempt. A request waits for Redis for
+//! milliseconds at most. What Redis says later than that still counts: for its own count, and for what this gate grants next.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use quick_cache::sync::Cache;
-use tokio::time::Instant;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
 
 use crate::idempotency::quota::{Quota, QuotaId, Rate};
 use crate::store::SharedQuotas;
@@ -14,6 +16,9 @@ use crate::store::SharedQuotas;
 /// How many callers are counted at once. Beyond that, the count of one that was not seen for long is forgotten: it has its
 /// whole quota again.
 const MOST_CALLERS: usize = 100_000;
+
+/// How long a request waits for what all gates have left.
+const WAIT: Duration = Duration::from_millis(3);
 
 /// The quotas of all callers.
 pub(super) struct Quotas {
@@ -30,6 +35,8 @@ pub(super) struct Ticket {
     rate: Rate,
     is_shared: bool,
     is_spent: bool,
+    /// Tells who waits for a late answer of all gates whether the key was spent.
+    late: Option<oneshot::Sender<bool>>,
 }
 
 /// What a quota says at once.
@@ -54,8 +61,13 @@ impl Quotas {
     pub(super) fn take(self: &Arc<Self>, id: QuotaId, quota: &Quota) -> Result<Grant, Duration> {
         let rate = quota.rate();
         self.change(id, |whole, now| rate.take(whole, now))?;
-        let ticket = Ticket { quotas: Arc::clone(self), id, rate, is_shared: false, is_spent: false };
+        let ticket = Ticket { quotas: Arc::clone(self), id, rate, is_shared: false, is_spent: false, late: None };
         Ok(if self.are_shared() { Grant::Unconfirmed(ticket) } else { Grant::Ticket(ticket) })
+    }
+
+    /// All gates have none left for this time, whatever this one has.
+    fn use_up(&self, id: QuotaId, rate: Rate, wait: Duration) {
+        self.change(id, |whole, now| rate.use_up(whole, now, wait));
     }
 
     fn change<T>(&self, id: QuotaId, change: impl FnOnce(&mut f64, f64) -> T) -> T {
@@ -77,11 +89,29 @@ impl Ticket {
     /// Asks what all gates have left, for milliseconds at most: where Redis does not answer, what this gate has left counts.
     pub(super) async fn confirm(mut self) -> Result<Self, Duration> {
         let Some(shared) = self.quotas.shared.clone() else { return Ok(self) };
-        match shared.take(self.id, self.rate).await {
-            Some(Ok(())) => self.is_shared = true,
-            // This gate gives back what it counted.
-            Some(Err(wait)) => return Err(wait),
-            None => {}
+        let (id, rate, quotas) = (self.id, self.rate, Arc::clone(&self.quotas));
+        let Some(mut answer) = shared.take(id, rate) else { return Ok(self) };
+        match timeout(WAIT, &mut answer).await {
+            Ok(Ok(Ok(()))) => self.is_shared = true,
+            Ok(Ok(Err(wait))) => {
+                // This gate gives back what it counted, and then has none left either.
+                drop(self);
+                quotas.use_up(id, rate, wait);
+                return Err(wait);
+            }
+            // It does not answer.
+            Ok(Err(_)) => {}
+            Err(_) => {
+                let (late, is_spent) = oneshot::channel();
+                self.late = Some(late);
+                tokio::spawn(async move {
+                    match answer.await {
+                        Ok(Ok(())) if is_spent.await != Ok(true) => shared.give_back(id, rate),
+                        Ok(Err(wait)) => quotas.use_up(id, rate, wait),
+                        _ => {}
+                    }
+                });
+            }
         }
         Ok(self)
     }
@@ -94,6 +124,9 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        if let Some(late) = self.late.take() {
+            let _ = late.send(self.is_spent);
+        }
         if self.is_spent {
             return;
         }
@@ -150,17 +183,18 @@ mod tests {
     /// All gates together, with so many left; nothing where they do not answer.
     struct Others(Mutex<Option<u32>>);
 
-    #[async_trait::async_trait]
     impl SharedQuotas for Others {
-        async fn take(&self, _: QuotaId, _: Rate) -> Option<Result<(), Duration>> {
+        fn take(&self, _: QuotaId, _: Rate) -> Option<oneshot::Receiver<Result<(), Duration>>> {
+            let (sender, answer) = oneshot::channel();
             let mut left = self.0.lock().unwrap();
-            match (*left)? {
-                0 => Some(Err(Duration::from_secs(7))),
+            let _ = sender.send(match (*left)? {
+                0 => Err(Duration::from_secs(1000)),
                 some => {
                     *left = Some(some - 1);
-                    Some(Ok(()))
+                    Ok(())
                 }
-            }
+            });
+            Some(answer)
         }
 
         fn give_back(&self, _: QuotaId, _: Rate) {
@@ -181,10 +215,62 @@ mod tests {
         drop(take().await.unwrap());
         assert_eq!(*others.0.lock().unwrap(), Some(1), "it was given back to all");
         take().await.unwrap().spend();
-        assert_eq!(take().await.err(), Some(Duration::from_secs(7)));
+        assert_eq!(take().await.err(), Some(Duration::from_secs(1000)));
         *others.0.lock().unwrap() = None;
-        take().await.unwrap().spend();
-        take().await.unwrap().spend();
+        assert_eq!(take().await.err(), Some(Duration::from_secs(1000)), "it remembers what all have left");
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        for _ in 0..3 {
+            take().await.unwrap().spend();
+        }
         assert_eq!(take().await.err(), Some(Duration::from_secs(1200)), "what this gate counted itself");
+    }
+
+    /// Answers later than a request waits.
+    struct Late(Mutex<u32>, Mutex<u32>);
+
+    impl SharedQuotas for Late {
+        fn take(&self, _: QuotaId, _: Rate) -> Option<oneshot::Receiver<Result<(), Duration>>> {
+            let (sender, answer) = oneshot::channel();
+            let mut left = self.0.lock().unwrap();
+            let granted = if *left == 0 { Err(Duration::from_secs(1000)) } else { Ok(()) };
+            *left = left.saturating_sub(1);
+            tokio::spawn(async move {
+                tokio::time::sleep(2 * WAIT).await;
+                let _ = sender.send(granted);
+            });
+            Some(answer)
+        }
+
+        fn give_back(&self, _: QuotaId, _: Rate) {
+            *self.1.lock().unwrap() += 1;
+        }
+    }
+
+    /// Three gates before a slow Redis must not let three times as many through.
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_late_counts_too() {
+        let shared = Arc::new(Late(Mutex::new(3), Mutex::new(0)));
+        let gates = [(); 3].map(|()| Arc::new(Quotas::new(Some(Arc::<Late>::clone(&shared)))));
+        let mut granted = 0;
+        for turn in 0..30 {
+            if let Ok(Grant::Unconfirmed(ticket)) = gates[turn % 3].take(id(1), &quota(3))
+                && let Ok(ticket) = ticket.confirm().await
+            {
+                ticket.spend();
+                granted += 1;
+            }
+            tokio::time::sleep(2 * WAIT).await;
+        }
+        assert_eq!(granted, 6, "each gate learns from its first refusal");
+        assert_eq!(*shared.1.lock().unwrap(), 0);
+        // One that is not spent is given back, when it is known that it was taken.
+        let (shared, quotas) = {
+            let shared = Arc::new(Late(Mutex::new(1), Mutex::new(0)));
+            (Arc::clone(&shared), Arc::new(Quotas::new(Some(shared))))
+        };
+        let Ok(Grant::Unconfirmed(ticket)) = quotas.take(id(1), &quota(3)) else { panic!("others are to be asked") };
+        drop(ticket.confirm().await.unwrap());
+        tokio::time::sleep(2 * WAIT).await;
+        assert_eq!(*shared.1.lock().unwrap(), 1);
     }
 }

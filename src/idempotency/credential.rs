@@ -220,7 +220,7 @@ struct Claims {
 
 impl Claims {
     /// Of a token in the form of a JWT: three parts in base64url (the signature may be empty), of which the second is a
-    /// JSON object with a string `sub`, and `iss`, if there is one, is a string too. Nothing is verified.
+    /// JSON object with a `sub`. It and `iss`, if there is one, are neither an object nor an array. Nothing is verified.
     fn of(token: &[u8]) -> Option<Self> {
         if token.len() > LONGEST_TOKEN {
             return None;
@@ -236,11 +236,15 @@ impl Claims {
     }
 }
 
-/// A claim that is a string, or absent; nothing where it is anything else, stands twice, or the payload cannot be read.
+/// A claim that is text, a number or a truth value as it is written, or absent; nothing where it is an object or an array, stands
+/// twice, or the payload cannot be read. RFC 7519, 4.1, has text, but issuers write the numbers of their users.
 fn claim(payload: &[u8], pointer: &str) -> Option<Option<Vec<u8>>> {
-    match json::locate(payload, &Pointer::parse(pointer).ok()?).ok()? {
-        Some(text) => json::string(text).map(Some),
-        None => Some(None),
+    let Some(written) = json::locate(payload, &Pointer::parse(pointer).ok()?).ok()? else { return Some(None) };
+    match written.first()? {
+        b'"' => json::string(written).map(Some),
+        b'n' => Some(None),
+        b'{' | b'[' => None,
+        _ => Some(Some(written.to_vec())),
     }
 }
 

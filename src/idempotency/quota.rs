@@ -74,6 +74,12 @@ impl Rate {
         *whole = (self.at(*whole, now) - self.share).max(now);
     }
 
+    /// None is left for this time, as others know.
+    pub fn use_up(&self, whole: &mut f64, now: f64, wait: Duration) {
+        let used_up = now + wait.as_micros() as f64 + self.window - self.share;
+        *whole = self.at(self.at(*whole, now).max(used_up), now);
+    }
+
     /// It is never whole in the past, and never later than a window and the last key's share from now, whatever was written or
     /// configured before.
     fn at(&self, whole: f64, now: f64) -> f64 {
@@ -128,6 +134,19 @@ mod tests {
     /// Takes as many as there are at once.
     fn take_all(rate: Rate, whole: &mut f64, now: f64) -> u32 {
         (0..).take_while(|_| rate.take(whole, now).is_ok()).count() as u32
+    }
+
+    #[test]
+    fn what_others_know_to_be_used_up_is_used_up() {
+        let (rate, wait) = (rate(3, Duration::from_secs(60)), Duration::from_secs(15));
+        let mut whole = 0.0;
+        rate.use_up(&mut whole, 0.0, wait);
+        assert_eq!(rate.take(&mut whole, 0.0), Err(wait));
+        assert_eq!(take_all(rate, &mut whole, 15_000_000.0), 1);
+        // Nor is more left than was.
+        let mut whole = 60_000_000.0;
+        rate.use_up(&mut whole, 0.0, Duration::from_secs(1));
+        assert_eq!(rate.take(&mut whole, 0.0), Err(Duration::from_secs(20)));
     }
 
     #[test]

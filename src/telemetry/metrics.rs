@@ -253,6 +253,11 @@ impl RouteMetrics {
         RequestTimer { duration: metrics.duration.clone(), began }
     }
 
+    /// Counts an attempt that another took the place of, since its lease was past.
+    pub fn lease_expired(&self) {
+        self.families.leases_expired.inc();
+    }
+
     /// Counts a request whose client left before its answer.
     pub fn client_gone(&self) {
         self.families.clients_gone.with_label_values(&[&*self.name]).inc();

@@ -30,7 +30,7 @@ pub struct Observed {
 pub enum Dropped {
     /// `[limits] max_observing` was reached.
     Limit,
-    /// The request's body broke off, is too large to be compared, or found no memory.
+    /// The request's body is too large to be compared, or found no memory.
     Body,
     /// The store failed or did not answer in time.
     Store,
@@ -134,6 +134,16 @@ impl Observed {
             families: (would, dropped),
             counts: Mutex::new(Counts::NONE),
         })
+    }
+
+    /// Shows counters of these outcomes, and of all reasons not to know one, at 0 before there are any.
+    pub fn expect(&self, outcomes: impl IntoIterator<Item = Outcome>) {
+        for outcome in outcomes {
+            self.families.0.with_label_values(&[&*self.route, outcome.as_str()]);
+        }
+        for why in Dropped::ALL {
+            self.families.1.with_label_values(&[&*self.route, why.as_str()]);
+        }
     }
 
     /// A request would have got this.

@@ -43,6 +43,33 @@ fn sigterm_with_nothing_to_do_ends_at_once() {
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
+/// Connections are not what the gate waits for then.
+#[test]
+fn a_second_sigterm_gives_up_an_attempt_that_no_client_waits_for() {
+    let never = Signal::new();
+    let held = never.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("x").hold_until(&held));
+    let mut gate = Gate::before(&upstream).server("drain_timeout = \"1h\"").start();
+    let mut client = Client::connect(gate.address);
+    client.send(Request::post("/charges").key("k-1").body("{}").bytes());
+    upstream.wait_for_runs(1);
+    drop(client);
+    eventually("the client is gone", || {
+        (gate.metric("oncegate_clients_gone_total", &["route=\"all\""]) == 1.0).then_some(())
+    });
+    gate.sigterm();
+    eventually("the drain", || gate.log().contains("draining: no new connections").then_some(()));
+    assert!(gate.is_running(), "it left its attempt alone");
+    gate.sigterm();
+    let start = Instant::now();
+    assert!(gate.wait().success());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert!(gate.log().contains("second stop signal"), "{}", gate.log());
+    never.open();
+    let gate = gate.plan.clone().start();
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+}
+
 #[test]
 fn what_cannot_finish_is_settled_as_unknown() {
     let never = Signal::new();

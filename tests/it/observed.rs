@@ -52,6 +52,14 @@ fn nothing_is_changed_and_nothing_is_answered() {
     assert!(forwarded.fields.iter().all(|(name, _)| !name.eq_ignore_ascii_case(b"idempotency-attempt")));
     let report = report(&gate, "orders", 3);
     expect(&report, 2, 1, &serde_json::json!({ "executed": 1, "replayed": 2 }));
+    // What has not happened yet is counted, too: an alert sees the first.
+    let text = gate.admin("GET", "/metrics", None).text();
+    for series in [
+        "oncegate_observed_total{route=\"keyed\",would=\"key-missing\"} 0",
+        "oncegate_observed_dropped_total{reason=\"store\",route=\"keyed\"} 0",
+    ] {
+        assert!(text.contains(series), "{series} is missing");
+    }
     assert_eq!(report["keys_answered_differently"], 0, "its answers were the same");
     assert!(gate.records("").is_empty(), "shadow records are not listed");
     assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"observed\"", "route=\"orders\""]), 3.0);

@@ -156,6 +156,11 @@ fn a_path_that_does_not_find_what_succeeded_lets_nothing_run_again() {
     assert!(reload(&gate, &plan));
     assert_eq!(contradicted(), 1.0);
     gate.post("/charges", "lost", "{}").expect_problem(409, "outcome-unknown");
+    // Nor does one that is refused.
+    let refused =
+        plan.clone().upstream("timeout = \"20s\"").defaults(&format!("{NOW}scope = [\"header:X-Tenant?\"]\n"));
+    assert!(!reload(&gate, &refused));
+    assert_eq!(contradicted(), 1.0);
     assert!(reload(&gate, &plan.clone().upstream("timeout = \"20s\"")));
     assert_eq!(contradicted(), 0.0);
     gate.post("/charges", "lost", "{}").expect_problem(502, "upstream-broken");

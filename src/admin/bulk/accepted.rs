@@ -119,9 +119,7 @@ impl Bulk<'_> {
         let reason = &*self.reason;
         let deed = match is_retry {
             true => Deed::Retry { found: delivery, reason },
-            false => {
-                Deed::Discard { id: found.id, route: deliveries::route_of(found.origin.as_ref()), reason: Some(reason) }
-            }
+            false => Deed::Discard { found: delivery, reason: Some(reason) },
         };
         if is_done {
             deed.log(self.asker);

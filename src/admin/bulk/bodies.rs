@@ -19,7 +19,8 @@ use crate::admin::wanted::Wanted;
 #[serde(deny_unknown_fields)]
 #[schemars(extend("allOf" = forms::bulk()))]
 pub(in crate::admin) struct ChangeAllBody {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "members")]
+    #[schemars(with = "FilterBody")]
     pub(super) filter: FilterBody,
     #[serde(default)]
     pub(super) all: bool,
@@ -41,7 +42,8 @@ pub(in crate::admin) struct ChangeAllBody {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("allOf" = forms::bulk_resolve()))]
 pub(in crate::admin) struct ResolveAllBody {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "members")]
+    #[schemars(with = "FilterBody")]
     pub(super) filter: FilterBody,
     #[serde(default)]
     pub(super) all: bool,
@@ -102,6 +104,12 @@ impl JsonSchema for FilterBody {
 /// A member that stands there is a text. `null`, as of a script's unset variable, would widen the filter.
 fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
     String::deserialize(value).map(Some)
+}
+
+/// An object: a struct could be read from an array, too.
+fn members<'de, D: Deserializer<'de>>(value: D) -> Result<FilterBody, D::Error> {
+    let members = Map::<String, Value>::deserialize(value)?;
+    FilterBody::deserialize(Value::Object(members)).map_err(serde::de::Error::custom)
 }
 
 impl FilterBody {

@@ -285,7 +285,11 @@ impl Report<'_> {
         match identified.id {
             Some(id) => {
                 self.line("record", id.to_string());
-                self.more(format!("what became of it: oncegate records show {id}"));
+                match route.policy.mode {
+                    // What is kept of it has an id of its own, and no command shows it.
+                    Mode::Observe => self.more("it is not listed: what was observed is shown by oncegate observed"),
+                    _ => self.more(format!("what became of it: oncegate records show {id}")),
+                }
             }
             None => {
                 self.line("record", "not known: its scope is not, and its id is made of that");

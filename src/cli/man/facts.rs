@@ -28,6 +28,7 @@ const PRINTED: &[(u8, &str)] = &[(0, "The text is printed."), (1, "The output ca
 const ASKED: &[(u8, &str)] = &[
     (0, "The gate did what was asked."),
     (1, "The gate cannot be asked, refuses, or cannot do it, or a filter was not confirmed. The message says why."),
+    (78, "What --config names cannot be read, or its [admin] has a problem."),
 ];
 
 const CONFIGURATION: (&str, &str) =

@@ -170,8 +170,14 @@ impl Change {
                 return Ok(Some(id));
             }
             let record = client.send(Method::GET, &record_path(&id), None).await?;
-            if self.path == "resolve" && record["state"] != "unknown" {
-                bail!("the record is {}: only an unknown one can be resolved", text(&record["state"]));
+            if self.path == "resolve" {
+                if record["state"] != "unknown" {
+                    bail!("the record is {}: only an unknown one can be resolved", text(&record["state"]));
+                }
+                // The gate looks at the answer, too.
+                let mut trial = self.members.clone();
+                trial.extend([("filter".to_owned(), json!({ "id": id })), ("dry_run".to_owned(), true.into())]);
+                client.send(Method::POST, "/api/v1/records/resolve", Some(&Value::Object(trial))).await?;
             }
             writeln!(out, "1 record would be {}; nothing was changed:", self.done)?;
             table::table().write([table::row(&record)], out)?;

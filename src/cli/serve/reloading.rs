@@ -234,6 +234,7 @@ impl Serving {
             keeper.keys().be_strict(next.sealed_origins());
             keeper.count_again();
         }
+        next.show_metrics(&self.metrics);
         server::ServerState::replace(&self.current, next, config.server.limits, config.server.accept);
         reload.done();
         (self.shutdown_delay, self.drain_timeout) = (config.server.shutdown_delay, config.server.drain_timeout);

@@ -215,7 +215,6 @@ const LEFT_TO_CHECK: &[&str] = &[
     "no-upstream: upstreams",
     "not-postgres: store.connections",
     "not-postgres: store.password_file",
-    "not-yet: routes[0].scope[0]",
     "outcomes-body: routes[1].outcomes_body",
     "outcomes: defaults.outcomes.grpc:UNAVAILABLE",
     "overlapping-routes: routes[1].path",

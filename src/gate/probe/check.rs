@@ -60,7 +60,6 @@ impl ProbeCheck {
     pub(in crate::gate) fn of(
         route: &Route,
         upstreams: &[Upstream],
-        metrics: &RouteMetrics,
         known: Option<&Arc<RouteState>>,
     ) -> Option<Arc<Self>> {
         let Recovery::Probe(probe) = &route.policy.recovery else { return None };
@@ -68,9 +67,13 @@ impl ProbeCheck {
         let same = known.and_then(|known| known.probe_check.as_ref());
         let same = same.filter(|check| check.probe == *probe && check.upstream == *upstream);
         Some(same.cloned().unwrap_or_else(|| {
-            metrics.probe_contradicted(false);
             Arc::new(Self { probe: probe.clone(), upstream: upstream.clone(), checks: Checks::default() })
         }))
+    }
+
+    /// Shows what it knows.
+    pub(in crate::gate) fn show(&self, metrics: &RouteMetrics) {
+        metrics.probe_contradicted(self.checks.is_contradicted.load(Relaxed));
     }
 
     /// What an answer of the upstream counts as.

@@ -205,8 +205,8 @@ pub(super) fn kind(error: &SqlError) -> ErrorKind {
         SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED => ErrorKind::Corrupt,
         // A standby, or a primary that has become one.
         SqlState::READ_ONLY_SQL_TRANSACTION => ErrorKind::Unavailable,
-        // Connections, resources, an operator's intervention: 08, 53, 57.
-        _ if ["08", "53", "57"].contains(&&code.code()[..2]) => ErrorKind::Unavailable,
+        // Connections, resources, an operator's intervention: 08, 53, 57. A database that takes no connections: 55000.
+        _ if ["08", "53", "57"].contains(&&code.code()[..2]) || code.code() == "55000" => ErrorKind::Unavailable,
         _ => ErrorKind::Other,
     }
 }

@@ -2,19 +2,14 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use redis::{Cmd, RedisResult, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
 use super::error::message;
 use super::manager::ConnectionManager;
 use crate::idempotency::quota::{QuotaId, Rate};
 use crate::store::SharedQuotas;
-
-/// How long a request waits for an answer.
-const WAIT: Duration = Duration::from_millis(3);
 
 /// How many changes are queued. Further ones are dropped, as if Redis did not answer.
 const MAX_QUEUED: usize = 4096;
@@ -48,12 +43,11 @@ impl RedisQuotas {
     }
 }
 
-#[async_trait]
 impl SharedQuotas for RedisQuotas {
-    async fn take(&self, id: QuotaId, rate: Rate) -> Option<Result<(), Duration>> {
+    fn take(&self, id: QuotaId, rate: Rate) -> Option<oneshot::Receiver<Result<(), Duration>>> {
         let (taker, answer) = oneshot::channel();
         self.queue.try_send(Change { id, rate, taker: Some(taker) }).ok()?;
-        timeout(WAIT, answer).await.ok()?.ok()
+        Some(answer)
     }
 
     fn give_back(&self, id: QuotaId, rate: Rate) {

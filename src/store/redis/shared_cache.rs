@@ -19,6 +19,9 @@ use crate::store::SharedQuotas;
 use crate::store::cached::{CacheOperation, RemoteCache, RemoteError};
 use crate::store::removals::{Removal, Removals};
 
+/// The longest value, in bytes: twice what a record has that is cached.
+const LONGEST: u64 = 512 << 10;
+
 /// How long a command may take before its connection is closed. Callers time out long before.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -91,7 +94,12 @@ impl RedisCache {
             command
         };
         match operation {
-            CacheOperation::Get(id) => commands.push(on("GET", id)),
+            CacheOperation::Get(id) => {
+                // Whatever stands there, no more of it is read than a value has.
+                let mut command = on("GETRANGE", id);
+                command.arg(0).arg(LONGEST - 1);
+                commands.push(command);
+            }
             CacheOperation::Put(id, value, life) => {
                 let mut command = on("SET", id);
                 command.arg(&value[..]).arg("PX").arg((life.as_millis() as u64).max(1));
@@ -183,9 +191,10 @@ impl RemoteCache for RedisCache {
     }
 }
 
-/// The value of a key, if the server returned one.
+/// The value of a key, if the server returned one; nothing of a key that is not there is empty.
 fn value(response: RedisResult<Value>) -> Option<Bytes> {
     match response {
+        Ok(Value::BulkString(value)) if value.is_empty() => None,
         Ok(Value::BulkString(value)) => Some(value.into()),
         // Written by another program: not a value.
         Err(error) if code(&error) == Some("WRONGTYPE") => Some(Bytes::new()),

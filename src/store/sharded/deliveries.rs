@@ -140,14 +140,24 @@ impl Deliveries for Sharded {
         Ok(counts.into_values().collect())
     }
 
-    /// In every database: it fails where one does not answer, and is to be said again then.
+    /// In every database. Where one fails and another does not, it is half done, and is to be said again.
     async fn pause(&self, origin: OriginId, is_paused: bool) -> Result<bool, Error> {
         let pauses = self.all().into_iter().map(|(_, member)| async move {
             let pause = async { deliveries::of(&**member.store()?)?.pause(origin, is_paused).await };
             pause.await.map_err(|error| super::named(&member.name, error))
         });
-        let paused: Vec<bool> = join_all(pauses).await.into_iter().collect::<Result<_, _>>()?;
-        Ok(paused.contains(&true))
+        let (mut changed, mut done, mut failed) = (false, false, None);
+        for paused in join_all(pauses).await {
+            match paused {
+                Ok(is_change) => (changed, done) = (changed || is_change, true),
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            None => Ok(changed),
+            Some(Error::Determinate(cause)) if done => Err(Error::Indeterminate(cause)),
+            Some(error) => Err(error),
+        }
     }
 
     async fn paused(&self) -> Result<Vec<OriginId>, Error> {

@@ -6,8 +6,9 @@ use tokio::time::sleep;
 
 use super::moving::LOOK_WHILE_MOVING;
 use super::*;
-use crate::store::contract;
 use crate::store::memory::Memory;
+use crate::store::unreliable::Unreliable;
+use crate::store::{OriginId, contract};
 
 /// A list whose second database cannot be opened at first.
 #[derive(Default)]
@@ -64,6 +65,22 @@ async fn a_database_that_comes_late_knows_the_rules_before_it_takes_a_claim() {
     assert_eq!(late.store.identities().await.unwrap()[0].digest, Some(rules.digest));
     assert!(store.ping().await.is_ok() && store.away().is_empty());
     assert_eq!(store.count().await.unwrap(), [2, 0, 0]);
+}
+
+/// One database holds the deliveries back, and the other does not: that is not "nothing".
+#[tokio::test]
+async fn a_pause_that_only_some_databases_took_may_have_happened() {
+    let other = Arc::new(Unreliable::new(Arc::new(Memory::new())));
+    let stores: [Arc<dyn Store>; 2] = [Arc::new(Memory::new()), Arc::clone(&other) as Arc<dyn Store>];
+    let opened = ["a", "b"].into_iter().zip(stores).map(|(name, store)| (name.into(), Some(store))).collect();
+    let store = Sharded::new(opened, Routes::fixed(2), Arc::new(Late::default()));
+    let queue = Store::deliveries(&store).unwrap();
+    other.set_away(true);
+    let error = queue.pause(OriginId(7), true).await.unwrap_err();
+    assert!(matches!(error, Error::Indeterminate(_)), "{error}");
+    other.set_away(false);
+    assert!(queue.pause(OriginId(7), true).await.unwrap(), "one of them changes");
+    assert!(!queue.pause(OriginId(7), true).await.unwrap(), "none does");
 }
 
 #[tokio::test]

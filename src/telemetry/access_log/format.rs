@@ -54,7 +54,7 @@ fn json(out: &mut Vec<u8>, facts: &Facts) {
     line.plain("client", &facts.client().to_string());
     line.text("method", seen.method.as_ref().map(|method| method.as_str().as_bytes()), MAX_METHOD);
     line.text("path", seen.target.as_ref().map(path), MAX_PATH);
-    line.text("host", seen.host.as_ref().map(HeaderValue::as_bytes), MAX_HOST);
+    line.text("host", seen.host.as_ref().map(|host| without_user(host.as_bytes())), MAX_HOST);
     line.text("protocol", seen.version.map(|version| protocol(version).as_bytes()), MAX_METHOD);
     line.number("status", facts.status.map(|status| status.as_u16().into()));
     line.number("bytes", Some(facts.bytes));
@@ -186,12 +186,25 @@ fn path(target: &Uri) -> &[u8] {
 fn without_query(url: &[u8]) -> Vec<u8> {
     let end = url.iter().position(|byte| matches!(byte, b'?' | b'#')).unwrap_or(url.len());
     let url = &url[..end];
-    let Some(authority) = memchr::memmem::find(url, b"//").map(|slashes| slashes + 2) else { return url.to_vec() };
-    let path = memchr::memchr(b'/', &url[authority..]).map_or(url.len(), |slash| authority + slash);
-    match memchr::memrchr(b'@', &url[authority..path]) {
-        Some(at) => [&url[..authority], &url[authority + at + 1..]].concat(),
-        None => url.to_vec(),
-    }
+    // Browsers read one slash, and what is turned the other way, as two.
+    let is_slash = |byte: &u8| matches!(byte, b'/' | b'\\');
+    let scheme = url.iter().position(|byte| is_slash(byte) || *byte == b':').filter(|at| url[*at] == b':');
+    let after = scheme.map_or(0, |colon| colon + 1);
+    let slashes = url[after..].iter().take_while(|byte| is_slash(byte)).count();
+    let authority = match (scheme, slashes) {
+        // `user:password@host` has no scheme.
+        (Some(_), 0) if !matches!(&url[..after], b"http:" | b"https:") => 0,
+        // A path.
+        (None, 1) => return url.to_vec(),
+        _ => after + slashes,
+    };
+    let path = url[authority..].iter().position(is_slash).map_or(url.len(), |slash| authority + slash);
+    [&url[..authority], without_user(&url[authority..path]), &url[path..]].concat()
+}
+
+/// What follows a user and a password, which nobody needs.
+fn without_user(authority: &[u8]) -> &[u8] {
+    memchr::memrchr(b'@', authority).map_or(authority, |at| &authority[at + 1..])
 }
 
 fn protocol(version: Version) -> &'static str {

@@ -80,14 +80,21 @@ fn all_that_was_given_up_is_retried_at_once_but_what_may_have_run() {
         false => Reply::status("503 Service Unavailable", "later"),
     });
     let gate = accepting(&upstream, "deliver = { attempts = 1 }\n").start();
-    let keys: Vec<String> = (0..5).map(|number| format!("k-{number}")).collect();
-    let locations: Vec<String> = keys.iter().map(|key| expect_accepted(&gate.post("/charges", key, "{}"))).collect();
+    let keys: Vec<String> = (0..6).map(|number| format!("k-{number}")).collect();
+    let mut locations: Vec<String> =
+        keys.iter().map(|key| expect_accepted(&gate.post("/charges", key, "{}"))).collect();
     expect_accepted(&gate.post("/charges", "lost", "{}"));
     let listed = |state: &str| {
         let page = gate.admin("GET", &format!("/api/v1/deliveries?state={state}"), None).json();
         page["deliveries"].as_array().map(Vec::len)
     };
-    eventually("they are given up", || (listed("dead") == Some(6)).then_some(()));
+    eventually("they are given up", || (listed("dead") == Some(7)).then_some(()));
+    // What is cancelled is in the audit log.
+    let purged = id_of(&locations.pop().unwrap());
+    assert_eq!(code(&gate.admin("DELETE", &format!("/api/v1/records/{purged}?reason=cancelled"), None)), 204);
+    let entry = gate.admin("GET", &format!("/api/v1/audit?record={purged}"), None).json()["entries"][0].clone();
+    assert_eq!((&entry["before"]["state"], &entry["before"]["attempts"]), (&json!("dead"), &json!(1)), "{entry}");
+    assert!(entry["namespace"].is_string() && entry["action"] == "purge", "{entry}");
     is_back.store(true, Ordering::SeqCst);
     let url = format!("http://{}", gate.admin);
     let retry = |more: &[&str]| oncegate(&[&["records", "retry", "--admin", &url], more].concat());
@@ -105,7 +112,7 @@ fn all_that_was_given_up_is_retried_at_once_but_what_may_have_run() {
         let (status, _, error) = retry(wrong);
         assert!(status == 2 && error.contains(why), "{wrong:?}: {error}");
     }
-    assert_eq!((listed("dead"), upstream.runs()), (Some(6), 6));
+    assert_eq!((listed("dead"), upstream.runs()), (Some(6), 7));
     let (status, said, error) = retry(&["--key", "k-0", "--reason", "the ledger is back", "--yes"]);
     assert!(status == 0 && said.starts_with("1 accepted request queued again"), "{said}{error}");
     let (status, said, error) = retry(&["--route", &route_of(&gate), "--reason", "the ledger is back", "--yes"]);
@@ -113,7 +120,7 @@ fn all_that_was_given_up_is_retried_at_once_but_what_may_have_run() {
     for location in &locations {
         wait_for(&gate, location, "completed");
     }
-    assert_eq!((listed("dead"), upstream.runs_of("lost"), upstream.runs()), (Some(1), 1, 11));
+    assert_eq!((listed("dead"), upstream.runs_of("lost"), upstream.runs()), (Some(1), 1, 12));
     let (_, audit, _) = oncegate(&["audit", "--action", "bulk-retry", "--admin", &url]);
     assert!(audit.contains("4 accepted requests (route="), "{audit}");
     assert!(audit.contains("1 accepted requests (key=(not kept))"), "{audit}");

@@ -124,7 +124,7 @@ impl World {
             Wound::DeathAtWrite => life.light(Some(Fuse::Write(dice.within(0..2) as u32))),
             Wound::Drain => {
                 life.drain();
-                life.gate().drain(dice.millis(0..3_000)).await;
+                life.gate().drain(tokio::time::sleep(dice.millis(0..3_000))).await;
                 life.die();
             }
             Wound::StoreAway => {

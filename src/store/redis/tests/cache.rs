@@ -30,10 +30,15 @@ async fn a_refused_value_does_not_affect_the_rest_of_its_batch() {
     let response = cache.execute(&[keep(1), two.clone(), one.clone()]).await.unwrap();
     assert_eq!(response, [Some(value(1)), None]);
     server.run("CONFIG SET maxmemory 0").unwrap();
-    server.run("ACL SETUSER gate -get").unwrap();
+    server.run("ACL SETUSER gate -getrange").unwrap();
     assert_eq!(cache.execute(&[keep(1), one.clone()]).await.unwrap(), [None]);
-    server.run("ACL SETUSER gate +get").unwrap();
-    assert_eq!(cache.execute(&[one, two]).await.unwrap(), [Some(value(1)), Some(value(1))]);
+    server.run("ACL SETUSER gate +getrange").unwrap();
+    assert_eq!(cache.execute(&[one.clone(), two]).await.unwrap(), [Some(value(1)), Some(value(1))]);
+    // Another program's value takes no more memory than one of a gate's.
+    let key = [b"oncegate-cache:0707070707070707:", &id(1).0[..]].concat();
+    server.ask(&[&b"SET"[..], &key, &vec![b'x'; 2 << 20]]);
+    let found = cache.execute(&[one]).await.unwrap();
+    assert_eq!(found[0].as_ref().map(Bytes::len), Some(512 << 10));
     server.kill9();
     assert!(cache.execute(&[keep(1)]).await.is_err(), "nothing is answered at all");
 }

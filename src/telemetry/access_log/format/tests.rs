@@ -87,6 +87,29 @@ fn of_a_malformed_request_line_only_a_target_is_taken() {
     assert_eq!(seen(b""), (None, None, None));
 }
 
+/// As a browser reads them, and a client that leaves a part out.
+#[test]
+fn no_user_stands_in_a_referer_or_a_host() {
+    for (referer, shown) in [
+        ("https://u:p@b.example/x?token=1#y", "https://b.example/x"),
+        ("https://b.example/u:p@x", "https://b.example/u:p@x"),
+        ("http:u:p@b.example/x", "http:b.example/x"),
+        ("http:/u:p@b.example/x", "http:/b.example/x"),
+        ("http:\\\\u:p@b.example\\x", "http:\\\\b.example\\x"),
+        ("//u:p@b.example", "//b.example"),
+        ("u:p@b.example/x", "b.example/x"),
+        ("/x@y", "/x@y"),
+        ("about:blank", "about:blank"),
+        ("", ""),
+    ] {
+        assert_eq!(String::from_utf8(without_query(referer.as_bytes())).unwrap(), shown, "{referer}");
+    }
+    let (mut line, known) = (Vec::new(), facts("/", &[("host", b"u:secret@a.example")]));
+    json(&mut line, &known);
+    let line = String::from_utf8(line).unwrap();
+    assert!(line.contains("\"host\":\"a.example\"") && !line.contains("secret"), "{line}");
+}
+
 /// The fields of a combined line, unescaped.
 fn parse_combined(line: &str) -> Option<Vec<Vec<u8>>> {
     let mut rest = line.strip_suffix('\n')?.as_bytes();
