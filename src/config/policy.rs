@@ -10,7 +10,7 @@ use self::fingerprint::Fingerprint;
 use super::declare::Shown::{DefaultAs, DefaultOff, Example, Required};
 use super::declare::{Inner, Keys as _, Section, keys};
 use super::headers::TOKEN;
-use super::kinds::{Kind, flag, nested, nonzero_time, number, set, size, text, time_of, unique, words};
+use super::kinds::{Kind, flag, nested, nonzero_time, number, or_false, set, size, text, time_of, unique, words};
 use super::node::{Node, Table, Wrong};
 use super::preset::Preset;
 use super::units::show_duration;
@@ -112,15 +112,16 @@ keys! {
         max_response_body => size(0..=LARGEST_BODY);
         /// How many new keys a caller may claim: { new_keys = 1000, per = "1m", by = "scope" }, or by "client-ip" or "route".
         /// Beyond that a request that would run gets 429 `quota-exceeded`; retries get their answers all the same. All gates
-        /// count together where there is a Redis (the store, or `cache`), else each gate counts by itself.
-        quota => quota::quota().optional(), Example("{ new_keys = 1000, per = \"1m\", by = \"scope\" }");
+        /// count together where there is a Redis (the store, or `cache`), else each gate counts by itself. false: no quota.
+        quota => or_false(quota::quota()), Example("{ new_keys = 1000, per = \"1m\", by = \"scope\" }");
         /// Which headers of an answer its first client alone gets.
         response_headers => nested();
         /// A path of the upstream that says whether a caller may still have a recorded answer. Before each replay oncegate asks
         /// for it, with GET and the retry's own headers, less those of its body and its key. 2xx lets the replay through; 401,
         /// 403 and 404 go to the client as they came; anything else is 502 `upstream-unreachable`, and the client may try
-        /// again. Equal retries within a second share a question. A request that runs is not asked about.
-        reauthorize => text(ASKED, asked).optional(), Example("\"/v1/whoami\"");
+        /// again. Equal retries within a second share a question. A request that runs is not asked about. false: replays are not
+        /// asked about either.
+        reauthorize => or_false(text(ASKED, asked)), Example("\"/v1/whoami\"");
         /// Which scripts may read, in browsers, the answers that oncegate itself gives.
         cors => nested();
         /// A page that explains the problems that oncegate answers with: their `type` and Link.

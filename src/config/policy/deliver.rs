@@ -84,7 +84,7 @@ pub(in crate::config) fn check_accepting(
         }
         if quota.is_some() {
             let wrong = Wrong::new(format!("the route `{name}` accepts requests, and a quota counts those that run"));
-            report("quota", wrong.hint("remove it; deliver.rate limits how fast the upstream gets them"));
+            report("quota", wrong.hint("remove it, or write quota = false here if [defaults] has it; deliver.rate limits how fast the upstream gets them"));
         }
     }
 }

@@ -109,6 +109,8 @@ pub(super) const POLICIES: &[&str] = &[
     "quota = { new_keys = 1 }",
     "quota = { per = \"1m\" }",
     "quota = 1000",
+    "quota = false",
+    "quota = true",
     "async = \"allow\"",
     "async = \"prefer\"",
     "deliver = { attempts = 3, order = \"scope\", rate = \"100/s\" }",
