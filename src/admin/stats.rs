@@ -72,6 +72,8 @@ pub(super) struct Stats {
     records: BTreeMap<&'static str, u64>,
     /// Accepted requests of the whole store, when they were last counted, by `queued` and `dead`.
     deliveries: BTreeMap<&'static str, u64>,
+    /// How long ago the oldest of the queued was accepted, when they were last counted. Nothing if there is none.
+    oldest_delivery_seconds: Option<f64>,
     /// The unknown record of this service that was claimed first. Nothing if there is none, or the store has not said.
     oldest_unknown: Option<OldestUnknown>,
     limits: Vec<LimitStats>,
@@ -244,6 +246,7 @@ impl Stats {
             consumers: levels.consumers.into_iter().map(ConsumerStats::of).collect(),
             records: record::State::ALL.map(record::State::as_str).into_iter().zip(levels.records).collect(),
             deliveries: deliveries::STATES.into_iter().zip(levels.deliveries).collect(),
+            oldest_delivery_seconds: levels.oldest_delivery.map(rounded),
             oldest_unknown: oldest.map(OldestUnknown::of),
             store: StoreStats {
                 kind: state.store.get().map(|store| store.kind()),

@@ -55,6 +55,11 @@ impl DeliveryGauges {
         [&self.queued, &self.dead].map(|gauge| u64::try_from(gauge.get()).unwrap_or(0))
     }
 
+    /// How long ago the oldest was accepted that is still to be delivered; nothing where there is none.
+    pub(super) fn oldest(&self) -> Option<Duration> {
+        Duration::try_from_secs_f64(self.oldest.get()).ok().filter(|age| !age.is_zero())
+    }
+
     /// They were counted.
     pub fn counted(&self, counts: &[DeliveryCount]) {
         let sum = |of: fn(&DeliveryCount) -> u64| counts.iter().map(of).sum::<u64>();

@@ -73,7 +73,7 @@ const sum = outcomes => Object.values(outcomes).reduce((all, { per_second }) => 
 const history = [];
 
 export function now({ gate }) {
-  const tiles = Object.fromEntries(["Requests a second", "Attempts in flight", "Waiting requests", "Latency, 95 of 100", "Unknown records", "Records"].map(what => [what, tile(what)]));
+  const tiles = Object.fromEntries(["Requests a second", "Attempts in flight", "Waiting requests", "Latency, 95 of 100", "Unknown records", "Records", "Accepted requests"].map(what => [what, tile(what)]));
   const wrong = h("div", { class: "note", id: "wrong" }, "Waiting for the first answer of the gate.");
   const outcomes = table("Requests of this process. A rate is of the last seconds.", [{ name: "Outcome" }, { name: "a second", kind: "number" },
     { name: "part", kind: "bar" }, { name: "since the start", kind: "number" }, { name: "what it is" }], "No request has been answered yet.");
@@ -95,6 +95,8 @@ export function now({ gate }) {
     tiles["Latency, 95 of 100"].set(short(latency?.p95_seconds), latency ? `half: ${short(latency.p50_seconds)}, 99 of 100: ${short(latency.p99_seconds)}` : "no requests in the last minute");
     const oldest = stats.oldest_unknown, number = stats.records.unknown;
     tiles["Unknown records"].set(count(number), oldest ? `the oldest for ${duration(oldest.age_seconds)}` : number > 0 ? "age not known" : "none", oldest || number > 0 ? "warn" : "");
+    const { queued } = stats.deliveries, waits = stats.oldest_delivery_seconds;
+    tiles["Accepted requests"].set(count(queued), queued === 0 ? "none waits for its delivery" : waits === null ? "wait for their delivery" : `the oldest waits for ${duration(waits)}`);
     tiles.Records.set(count(stats.records.completed), `completed; ${count(stats.records["in-flight"])} in flight`);
 
     const found = complaints(stats);

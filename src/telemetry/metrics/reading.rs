@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::proto::{Metric, MetricFamily};
@@ -69,6 +70,8 @@ pub struct Levels {
     pub reached: [u64; Limit::ALL.len()],
     /// Accepted requests of the store that are queued, and that were given up, when they were last counted.
     pub deliveries: [u64; 2],
+    /// How long ago the oldest of the queued was accepted.
+    pub oldest_delivery: Option<Duration>,
     /// When the configuration was last read.
     pub reloaded_at: Timestamp,
     /// Whether it had no problem then.
@@ -137,6 +140,7 @@ impl Metrics {
             cache: CacheResult::ALL.map(result).into(),
             reached: Limit::ALL.map(|limit| limit_exceeded.with_label_values(&[limit.as_str()]).get()),
             deliveries: self.families.deliveries.levels(),
+            oldest_delivery: self.families.deliveries.oldest(),
             reloaded_at: Timestamp(self.families.reloaded_at.load(Ordering::Relaxed)),
             reload_successful: self.families.reload_successful.get() == 1,
         }
@@ -216,7 +220,6 @@ fn whole(value: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use http::StatusCode;
     use tokio::time::Instant;
