@@ -373,7 +373,9 @@ fn stood(found: &Listed, as_of: Timestamp) -> bool {
     if record.state == record::State::Unknown && Head::decode(&record.head).is_err() {
         return false;
     }
-    record.claimed_at <= as_of && unknown_since(record, &details(record)).is_none_or(|since| since <= as_of)
+    // What is later than now was given up under another `unknown_ttl` than it was accepted under, and does not tell.
+    let is_earlier = |since| since <= as_of || since > found.now;
+    record.claimed_at <= as_of && unknown_since(record, &details(record)).is_none_or(is_earlier)
 }
 
 fn details(record: &Record) -> Details {

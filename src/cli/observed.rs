@@ -81,7 +81,9 @@ fn route(route: &Value) -> anyhow::Result<String> {
     for (place, (reason, count)) in words("dropped")?.iter().enumerate() {
         let why = match &**reason {
             "limit" => "more than limits.max_observing at once",
-            "body" => "the request's body is too large to be compared, or found no memory",
+            "body" => {
+                "the request's body is too large to be compared, found no memory, or had not come whole when the upstream answered"
+            }
             _ => "the store failed or was too slow",
         };
         line(if place == 0 { "not evaluated" } else { "" }, format!("{count}: {why}"));

@@ -175,21 +175,6 @@ fn an_upstream_flag_needs_to_know_which_one_it_means() {
 }
 
 #[test]
-fn a_route_can_do_without_what_the_defaults_have() {
-    let resolved = Case::new(
-        "[upstreams]\napp = \"http://app:1\"\n[defaults]\nquota = { new_keys = 5, per = \"1m\" }\nreauthorize = \"/me\"\n\
-         request_time = { from = \"header:X-T\" }\n[[routes]]\nname = \"all\"\npath = \"/a\"\n\
-         [[routes]]\nname = \"none\"\npath = \"/b\"\nquota = false\nreauthorize = false\nrequest_time = false\n",
-    )
-    .load();
-    let has = |name: &str| {
-        let policy = &resolved.router.routes().iter().find(|route| &*route.name == name).expect("the route").policy;
-        (policy.quota.is_some(), policy.reauthorize.is_some(), policy.request_time.is_some())
-    };
-    assert_eq!((has("all"), has("none")), ((true, true, true), (false, false, false)));
-}
-
-#[test]
 fn a_log_in_a_directory_that_is_missing_is_advised_against() {
     let advice = |path: &str| {
         let text = format!("[upstreams]\napp = \"http://app\"\n[access_log]\npath = \"{path}\"\n");

@@ -20,10 +20,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::settings::address;
-use super::source::{CONSUMER, End, Error, POSITION, REASON, Received, Subscription};
+use super::source::{CONSUMER, End, Error, Memory, POSITION, REASON, Received, Subscription};
 use super::{Nats, NatsLogin, Settings};
 
 mod unreadable;
+
+pub(super) use self::unreadable::Looked;
 
 /// The header by which a publisher names a message, and by which a stream recognises a copy.
 const MESSAGE_ID: &str = "Nats-Msg-Id";
@@ -59,6 +61,7 @@ struct Pull {
     batch: Option<Batch>,
     /// Messages that it cannot take, each with the problem of its headers.
     unreadable: VecDeque<(Message, String)>,
+    looked: Arc<Mutex<Looked>>,
     receipts: u64,
     unacknowledged: Unacknowledged,
     is_lost: watch::Receiver<bool>,
@@ -85,6 +88,7 @@ pub(super) async fn subscribe(
     settings: &Arc<Settings>,
     source: &Nats,
     most: u16,
+    memory: &Memory,
 ) -> Result<Box<dyn Subscription>, Error> {
     let (lost, is_lost) = watch::channel(false);
     let options = match &source.login {
@@ -117,7 +121,10 @@ pub(super) async fn subscribe(
     let pause = progress_interval(config);
     let dead_letter = settings.dead_letter();
     dead_letters(&context, &dead_letter, &stream.cached_info().config).await?;
-    let unreadable = unreadable::find(&context, &mut consumer).await?.into();
+    let unreadable = match memory.was_lost {
+        true => unreadable::find(&context, &mut consumer, &memory.looked, &settings.name).await.into(),
+        false => VecDeque::new(),
+    };
     let unacknowledged = Unacknowledged::default();
     Ok(Box::new(Pull {
         name: Arc::clone(&settings.name),
@@ -129,6 +136,7 @@ pub(super) async fn subscribe(
         opening: None,
         batch: None,
         unreadable,
+        looked: Arc::clone(&memory.looked),
         receipts: 0,
         progress: tokio::spawn(keep(unacknowledged.clone(), pause)),
         unacknowledged,
@@ -223,7 +231,11 @@ impl Subscription for Pull {
             }
             End::Returned => AckKind::Nak(None),
         };
-        message.ack_with(kind).await.map_err(failed)
+        message.ack_with(kind).await.map_err(failed)?;
+        if let Ok(info) = message.info() {
+            self.looked.lock().unwrap_or_else(PoisonError::into_inner).ended(info.stream_sequence);
+        }
+        Ok(())
     }
 
     async fn pause(&mut self) -> Result<(), Error> {

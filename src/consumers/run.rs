@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Settings;
-use super::source::{End, Error, Received, Subscription, subscribe};
+use super::source::{End, Error, Memory, Received, Subscription, subscribe};
 use crate::gate::{Disposition, Gate, Message, Tries};
 use crate::idempotency::key::Found;
 use crate::telemetry::consumers::{ConsumerMetrics, Ended};
@@ -66,8 +66,9 @@ pub async fn consume(
     });
     let (name, source) = (Arc::clone(&shared.settings.name), shared.settings.source.to_string());
     let (mut pause, mut lost, mut said) = (FIRST_PAUSE, None::<Instant>, (Instant::now(), Error(String::new())));
+    let mut memory = Memory::default();
     while !*stop.borrow() {
-        let opening = timeout(CONNECT, subscribe(&shared.settings, shared.most_taken()));
+        let opening = timeout(CONNECT, subscribe(&shared.settings, shared.most_taken(), &memory));
         let opened = tokio::select! {
             biased;
             () = turned(&mut stop) => return,
@@ -89,7 +90,10 @@ pub async fn consume(
                 metrics.in_hand(0);
                 match ran {
                     Ok(()) => return,
-                    Err(error) => error,
+                    Err(error) => {
+                        memory.was_lost = true;
+                        error
+                    }
                 }
             }
             Err(error) => error,

@@ -48,6 +48,16 @@ pub(super) enum End {
     Returned,
 }
 
+/// What a consumer knows from one connection to the next.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// Whether it lost one before.
+    pub(super) was_lost: bool,
+    /// How far it has looked for messages that it cannot read.
+    #[cfg(feature = "nats")]
+    pub(super) looked: Arc<std::sync::Mutex<super::nats::Looked>>,
+}
+
 /// The messages of one consumer, over one connection.
 #[async_trait]
 pub(super) trait Subscription: Send {
@@ -69,14 +79,19 @@ pub(super) trait Subscription: Send {
     not(any(feature = "amqp", feature = "kafka", feature = "nats")),
     expect(unused_variables, reason = "there is no broker to subscribe to")
 )]
-pub(super) async fn subscribe(settings: &Arc<Settings>, most: u16) -> Result<Box<dyn Subscription>, Error> {
+#[cfg_attr(not(feature = "nats"), allow(unused_variables, reason = "only NATS needs to know what was before"))]
+pub(super) async fn subscribe(
+    settings: &Arc<Settings>,
+    most: u16,
+    memory: &Memory,
+) -> Result<Box<dyn Subscription>, Error> {
     match &settings.source {
         #[cfg(feature = "amqp")]
         super::Source::Amqp(queue) => super::amqp::subscribe(settings, queue, most).await,
         #[cfg(feature = "kafka")]
         super::Source::Kafka(topic) => super::kafka::subscribe(settings, topic, most).await,
         #[cfg(feature = "nats")]
-        super::Source::Nats(stream) => super::nats::subscribe(settings, stream, most).await,
+        super::Source::Nats(stream) => super::nats::subscribe(settings, stream, most, memory).await,
         // The configuration is checked for that.
         #[allow(unreachable_patterns, reason = "a build may have every broker")]
         _ => Err(Error("this build cannot use this broker".to_owned())),

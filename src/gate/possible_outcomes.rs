@@ -9,12 +9,13 @@ use crate::telemetry::metrics::{Metrics, RouteMetrics};
 use crate::telemetry::outcome::{Code, Outcome};
 
 impl Gate {
-    /// It takes requests from now on, and not before: its metrics are there before anything happens, and those of what it replaces
-    /// go.
+    /// It takes requests from now on, and not before: its metrics are there before anything happens. What is said of probes and of
+    /// observed routes that it does not have goes.
     pub fn show_metrics(&self, metrics: &Metrics) {
         let routes = self.router.routes();
         let observing = routes.iter().filter(|route| route.policy.mode == Mode::Observe);
         metrics.observing(observing.map(|route| &*route.name));
+        metrics.no_probes();
         for route in routes {
             let state = &self.states[&route.name];
             show(&route.policy, &state.metrics);

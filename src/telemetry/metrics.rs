@@ -190,6 +190,11 @@ impl Metrics {
         self.families.ready.set(ready.into());
     }
 
+    /// No route has a probe, until one says how its own stands.
+    pub fn no_probes(&self) {
+        self.families.probe_contradicted.reset();
+    }
+
     /// These routes observe, and no others: what is known of the others is forgotten.
     pub fn observing<'a>(&self, routes: impl Iterator<Item = &'a str>) {
         let routes: BTreeSet<&str> = routes.collect();

@@ -30,7 +30,7 @@ pub struct Observed {
 pub enum Dropped {
     /// `[limits] max_observing` was reached.
     Limit,
-    /// The request's body is too large to be compared, or found no memory.
+    /// The request's body is too large to be compared, found no memory, or had not come whole when the upstream answered.
     Body,
     /// The store failed or did not answer in time.
     Store,

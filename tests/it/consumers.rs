@@ -390,27 +390,52 @@ fn a_message_of_nats_with_unreadable_headers_is_a_dead_letter() {
     let upstream = Upstream::start(|_| Reply::ok("done"));
     let gate = consuming(&upstream, &broker, "").start();
     broker.publish(&[(Some("m-1"), "before")]);
-    broker.publish_raw("X-Name: caf\u{e9}", "latin");
-    broker.publish_raw("not a name: x", "spaced");
-    broker.publish_raw("no colon", "bare");
+    let wrong = [
+        ("\r\nX-Name: caf\u{e9}", "they are not UTF-8"),
+        ("\r\nnot a name: x", "a name has a character that names cannot have"),
+        ("\r\nno colon", "a line has no colon"),
+        ("\r\nX: a\rb", "a value has a carriage return"),
+        ("\r\nX: a\r\n\r\n b", "a line has no colon"),
+        (" 503", "they have a status, as only answers of the server do"),
+    ];
+    for (headers, _) in wrong {
+        broker.publish_raw(headers, "odd");
+    }
     broker.publish(&[(Some("m-2"), "after")]);
-    wait_for(&gate, "dead", 3);
+    wait_for(&gate, "dead", wrong.len());
     wait_for(&gate, "done", 2);
     gate.stop();
     assert_eq!(broker.waiting(), 0);
-    let mut dead: Vec<_> =
-        broker.take_dead().into_iter().map(|letter| (letter.body, letter.reason.expect("a reason"))).collect();
+    let mut dead: Vec<_> = broker.take_dead().into_iter().map(|letter| letter.reason.expect("a reason")).collect();
+    let mut reasons = wrong.map(|(_, problem)| format!("headers-invalid: its headers cannot be read: {problem}"));
     dead.sort();
-    let problem = |problem: &str| format!("headers-invalid: its headers cannot be read: {problem}");
-    assert_eq!(
-        dead,
-        [
-            ("bare".to_owned(), problem("a line has no colon")),
-            ("latin".to_owned(), problem("they are not UTF-8")),
-            ("spaced".to_owned(), problem("a name has a character that names cannot have")),
-        ]
-    );
+    reasons.sort();
+    assert_eq!(dead, reasons);
     assert_eq!(runs(&upstream), BTreeMap::from([("m-1".to_owned(), 1), ("m-2".to_owned(), 1)]));
+}
+
+/// What was given up is not given up again while an earlier message holds the acknowledgements up.
+#[test]
+fn a_message_of_nats_that_cannot_be_read_is_one_dead_letter() {
+    let broker = Nats::start();
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.body.bytes.as_slice() {
+        b"slow" => Reply::ok("done").hold_until(&held),
+        _ => Reply::ok("done"),
+    });
+    let gate = consuming(&upstream, &broker, "").start();
+    broker.publish(&[(Some("m-1"), "slow")]);
+    upstream.wait_for_runs(1);
+    for number in 1..=3 {
+        broker.publish_raw("\r\nno colon", "odd");
+        wait_for(&gate, "dead", number);
+        assert_eq!(ended(&gate, "dead"), number as f64);
+    }
+    signal.open();
+    wait_for(&gate, "done", 1);
+    gate.stop();
+    assert_eq!((broker.waiting(), broker.take_dead().len()), (0, 3));
 }
 
 /// The headers of a dead letter come on top.
@@ -421,14 +446,15 @@ fn a_message_of_nats_that_has_no_room_for_a_header_is_a_dead_letter() {
     let upstream = Upstream::start(|_| Reply::ok("done"));
     let gate = consuming(&upstream, &broker, "").start();
     let room = |bytes: usize| "x".repeat(MOST - bytes);
-    broker.publish_raw(&format!("X-Long: {}", "y".repeat(2000)), &room(2100));
+    broker.publish_raw(&format!("\r\nX-Long: {}", "y".repeat(2000)), &room(2100));
     broker.publish_bare(&room(0));
     broker.publish(&[(Some("m-1"), "after")]);
     wait_for(&gate, "dead", 2);
     wait_for(&gate, "done", 1);
     gate.stop();
     assert_eq!(broker.waiting(), 0);
-    let dead: Vec<_> = broker.take_dead().into_iter().map(|letter| (letter.body.len(), letter.reason)).collect();
+    let mut dead: Vec<_> = broker.take_dead().into_iter().map(|letter| (letter.body.len(), letter.reason)).collect();
+    dead.sort();
     let reason = "key-missing: the message has no key".to_owned();
     assert_eq!(dead, [(MOST - 2100, Some(reason)), (MOST, None)]);
 }

@@ -84,7 +84,8 @@ impl Bulk<'_> {
         while let Some((changed, found)) = changes.next().await {
             match changed {
                 Ok(Changed::Found { is_done }) => {
-                    report.accepted += 1;
+                    // That they have no record is said where others of the filter have one.
+                    report.accepted += u64::from(matches!(self.change, Change::Purge));
                     report.found(&found);
                     report.done += u64::from(is_done);
                 }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use schemars::generate::SchemaGenerator;
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::bad;
@@ -108,8 +109,8 @@ fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error
 
 /// An object: a struct could be read from an array, too.
 fn members<'de, D: Deserializer<'de>>(value: D) -> Result<FilterBody, D::Error> {
-    let members = Map::<String, Value>::deserialize(value)?;
-    FilterBody::deserialize(Value::Object(members)).map_err(serde::de::Error::custom)
+    let members = <&RawValue>::deserialize(value)?;
+    resolve::from_object(members.get().as_bytes()).map_err(serde::de::Error::custom)
 }
 
 impl FilterBody {

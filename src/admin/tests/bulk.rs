@@ -186,6 +186,7 @@ async fn a_change_of_many_says_which_and_why() {
         (json!({"filter": {"stat": "unknown"}, "reason": "x"}), "not of the form"),
         (json!({"filter": {"state": "unknown", "route": null}, "reason": "x"}), "not of the form"),
         (json!({"filter": ["unknown"], "reason": "x"}), "not of the form"),
+        (json!({"filter": [], "all": true, "reason": "x"}), "not of the form"),
         (json!([{"state": "unknown"}, false, false, "x"]), "not of the form"),
         (json!({"filter": {"older_than": "0s"}, "reason": "x"}), "`older_than` must be"),
         (json!({"filter": {"state": "unknown"}, "force": true, "reason": "x"}), "not of the form"),

@@ -123,6 +123,11 @@ pub(super) async fn retry(
         if state != "dead" {
             bail!("the request is {state}: it is delivered by itself");
         }
+        let trial = json!({ "filter": { "id": id }, "dry_run": true });
+        let found = client.send(Method::POST, "/api/v1/records/retry", Some(&trial)).await?;
+        if found["matched"] != 1 {
+            return say_of_unknown_outcome(1, out);
+        }
         writeln!(out, "1 accepted request would be queued again; nothing was changed")?;
         return Ok(());
     }

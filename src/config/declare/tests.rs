@@ -131,3 +131,18 @@ fn note_keys(item: &Item, at: &str, found: &mut BTreeSet<String>) {
         note_keys(item, &format!("{at}{key}."), found);
     }
 }
+
+#[test]
+fn a_route_can_do_without_what_the_defaults_have() {
+    let resolved = Case::new(
+        "[upstreams]\napp = \"http://app:1\"\n[defaults]\nquota = { new_keys = 5, per = \"1m\" }\nreauthorize = \"/me\"\n\
+         request_time = { from = \"header:X-T\" }\n[[routes]]\nname = \"all\"\npath = \"/a\"\n\
+         [[routes]]\nname = \"none\"\npath = \"/b\"\nquota = false\nreauthorize = false\nrequest_time = false\n",
+    )
+    .load();
+    let has = |name: &str| {
+        let policy = &resolved.router.routes().iter().find(|route| &*route.name == name).expect("the route").policy;
+        (policy.quota.is_some(), policy.reauthorize.is_some(), policy.request_time.is_some())
+    };
+    assert_eq!((has("all"), has("none")), ((true, true, true), (false, false, false)));
+}

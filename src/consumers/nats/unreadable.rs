@@ -3,16 +3,18 @@
 //! NATS does not check headers. A publisher that writes a value in Latin-1, or a name with a space, makes such a message. The
 //! answer to a request for a message has the headers in Base64, so that it can be looked at there.
 
+use std::collections::BTreeSet;
 use std::str::FromStr as _;
+use std::sync::{Mutex, PoisonError};
 
 use async_nats::jetstream::consumer::{Config, PullConsumer};
 use async_nats::jetstream::response::Response;
 use async_nats::jetstream::stream::RawMessage;
 use async_nats::jetstream::{Context, Message};
-use async_nats::{HeaderMap, HeaderName, StatusCode, Subject};
+use async_nats::{HeaderMap, HeaderName, Subject};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use tokio::time::{Duration, Instant};
+use tokio::time::{Duration, timeout};
 
 use super::super::source::Error;
 use super::failed;
@@ -20,8 +22,33 @@ use super::failed;
 /// A header of a dead letter: the headers of the message as they were, in Base64.
 const HEADERS: &str = "x-oncegate-headers";
 
-/// How long to look.
+/// How long to look, at each connection that follows a lost one.
 const SEARCH: Duration = Duration::from_secs(5);
+
+/// How many are given up with one connection: each is held in memory.
+const MOST: usize = 16;
+
+/// How far a consumer has looked. What is before that has been looked at, whatever the server still counts as delivered.
+#[derive(Default)]
+pub(in crate::consumers) struct Looked {
+    /// The sequence in the stream to go on from.
+    next: u64,
+    /// Those that were found and have not ended.
+    found: BTreeSet<u64>,
+    has_failed: bool,
+}
+
+impl Looked {
+    /// A message is acknowledged.
+    pub(super) fn ended(&mut self, sequence: u64) {
+        self.found.remove(&sequence);
+    }
+
+    /// From where to look for what has been delivered after `floor`.
+    fn start(&self, floor: u64) -> u64 {
+        self.found.first().copied().unwrap_or(self.next).max(floor + 1)
+    }
+}
 
 /// The answer to a request for a message.
 #[derive(serde::Deserialize)]
@@ -29,36 +56,74 @@ struct Stored {
     message: RawMessage,
 }
 
-/// Messages that NATS has delivered to a consumer, that are not acknowledged and cannot be read; each with the problem.
-///
-/// # Errors
-///
-/// An answer that does not come, or is none.
-pub(super) async fn find(context: &Context, consumer: &mut PullConsumer) -> Result<Vec<(Message, String)>, Error> {
-    let info = consumer.info().await.map_err(failed)?.clone();
-    let (mut found, end) = (Vec::new(), Instant::now() + SEARCH);
-    if info.num_ack_pending == 0 {
-        return Ok(found);
-    }
-    for subject in subjects(&info.config) {
-        let mut from = info.ack_floor.stream_sequence + 1;
-        while from <= info.delivered.stream_sequence && Instant::now() < end {
-            let asked = serde_json::json!({ "seq": from, "next_by_subj": subject });
-            let answer = context.request(format!("STREAM.MSG.GET.{}", info.stream_name), &asked).await;
-            // An error: there is none.
-            let Response::Ok(Stored { message }) = answer.map_err(failed)? else { break };
-            if message.sequence > info.delivered.stream_sequence {
-                break;
-            }
-            from = message.sequence + 1;
-            let headers = message.headers.as_deref().map(|headers| STANDARD.decode(headers));
-            let Some(headers) = headers.transpose().map_err(failed)? else { continue };
-            if let Err(problem) = check(&headers) {
-                found.push((delivered(context, (&info.stream_name, &info.name), message)?, problem));
-            }
+/// Messages that NATS has delivered to a consumer, that are not acknowledged and cannot be read; each with the problem. Where they
+/// cannot be looked for, that is logged: the consumer goes on with the rest.
+pub(super) async fn find(
+    context: &Context,
+    consumer: &mut PullConsumer,
+    looked: &Mutex<Looked>,
+    name: &str,
+) -> Vec<(Message, String)> {
+    let mut found = Vec::new();
+    let searched = timeout(SEARCH, search(context, consumer, looked, &mut found)).await;
+    if let Ok(Err(error)) = searched {
+        let mut looked = looked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut looked.has_failed, true) {
+            let stream = &consumer.cached_info().stream_name;
+            tracing::warn!(
+                consumer = name, %error,
+                "messages that cannot be read are not looked for, and each of them ends the connection: let this user publish to $JS.API.STREAM.MSG.GET.{stream}"
+            );
         }
     }
-    Ok(found)
+    found
+}
+
+async fn search(
+    context: &Context,
+    consumer: &mut PullConsumer,
+    looked: &Mutex<Looked>,
+    found: &mut Vec<(Message, String)>,
+) -> Result<(), Error> {
+    let looked = || looked.lock().unwrap_or_else(PoisonError::into_inner);
+    let info = consumer.info().await.map_err(failed)?.clone();
+    let mut next = looked().start(info.ack_floor.stream_sequence);
+    let (subjects, last) = (subjects(&info.config), info.delivered.stream_sequence);
+    while next <= last && found.len() < MOST {
+        // The first message of any of its subjects.
+        let mut first: Option<RawMessage> = None;
+        for subject in &subjects {
+            let asked = serde_json::json!({ "seq": next, "next_by_subj": subject });
+            let answer = context.request(format!("STREAM.MSG.GET.{}", info.stream_name), &asked).await;
+            // An error: there is none.
+            let Response::Ok(Stored { message }) = answer.map_err(failed)? else { continue };
+            if first.as_ref().is_none_or(|first| message.sequence < first.sequence) {
+                first = Some(message);
+            }
+        }
+        let Some(message) = first.filter(|message| message.sequence <= last) else {
+            next = last + 1;
+            break;
+        };
+        next = message.sequence + 1;
+        let is_known = {
+            let mut looked = looked();
+            let is_known = message.sequence < looked.next && !looked.found.contains(&message.sequence);
+            looked.next = looked.next.max(next);
+            is_known
+        };
+        if is_known {
+            continue;
+        }
+        let headers = message.headers.as_deref().map(|headers| STANDARD.decode(headers)).transpose().map_err(failed)?;
+        if let Err(problem) = check(&message.subject, headers.as_deref()) {
+            looked().found.insert(message.sequence);
+            found.push((delivered(context, (&info.stream_name, &info.name), message)?, problem));
+        }
+    }
+    let mut looked = looked();
+    looked.next = looked.next.max(next);
+    Ok(())
 }
 
 /// The subjects that a consumer has.
@@ -71,23 +136,32 @@ fn subjects(config: &Config) -> Vec<String> {
     subjects
 }
 
-/// Checks headers as the client library reads them.
-fn check(headers: &[u8]) -> Result<(), String> {
-    let text = std::str::from_utf8(headers).map_err(|_| "they are not UTF-8".to_owned())?;
-    let mut lines = text.lines();
-    let first = lines.next().and_then(|line| line.strip_prefix("NATS/1.0")).map(str::trim);
-    let status = first.ok_or("they do not begin with NATS/1.0")?.split(' ').next().unwrap_or_default();
-    if !status.is_empty() {
-        StatusCode::from_str(status).map_err(|_| "their status is no number".to_owned())?;
+/// Checks what the client library reads, as it does.
+fn check(subject: &str, headers: Option<&[u8]>) -> Result<(), String> {
+    // JSON has this in the place of what is not UTF-8.
+    if subject.contains(char::REPLACEMENT_CHARACTER) {
+        return Err("its subject is not UTF-8".to_owned());
     }
-    let mut is_first = true;
-    for line in lines.filter(|line| !line.is_empty()) {
-        if !is_first && line.starts_with(char::is_whitespace) {
+    let Some(headers) = headers else { return Ok(()) };
+    let text = std::str::from_utf8(headers).map_err(|_| "they are not UTF-8".to_owned())?;
+    let mut lines = text.lines().peekable();
+    let first = lines.next().and_then(|line| line.strip_prefix("NATS/1.0")).map(str::trim);
+    if !first.ok_or("they do not begin with NATS/1.0")?.is_empty() {
+        return Err("they have a status, as only answers of the server do".to_owned());
+    }
+    while let Some(line) = lines.next() {
+        if line.is_empty() {
             continue;
         }
-        is_first = false;
-        let (name, _) = line.split_once(':').ok_or("a line has no colon")?;
+        let (name, value) = line.split_once(':').ok_or("a line has no colon")?;
         HeaderName::from_str(name).map_err(|_| "a name has a character that names cannot have".to_owned())?;
+        let mut has_return = value.contains('\r');
+        while let Some(more) = lines.next_if(|line| line.starts_with(char::is_whitespace)) {
+            has_return |= more.contains('\r');
+        }
+        if has_return {
+            return Err("a value has a carriage return".to_owned());
+        }
     }
     Ok(())
 }
@@ -118,14 +192,32 @@ mod tests {
 
     #[test]
     fn what_the_library_cannot_read_has_a_problem() {
-        for fine in ["", "\r\nA: b", "\r\nA: b\r\n c d\r\n\r\n", " 404 No Messages", "\r\nA:", "\r\nA: b: c"] {
+        let check = |headers: &[u8]| check("orders.new", Some(headers));
+        for fine in ["", "\r\nA: b", "\r\nA: b\r\n c d\r\n\r\n", "\r\nA:", "\r\nA: b: c"] {
             assert_eq!(check(format!("NATS/1.0{fine}\r\n\r\n").as_bytes()), Ok(()), "{fine:?}");
         }
-        for wrong in ["\r\nA b: c", "\r\nA", "\r\n a: b", " x"] {
+        for wrong in
+            ["\r\nA b: c", "\r\nA", "\r\n a: b", " x", " 503", "\r\nA: b\rc", "\r\nA: b\r\n\r\n c", "\r\nA: b\r\n c\rd"]
+        {
             assert!(check(format!("NATS/1.0{wrong}\r\n\r\n").as_bytes()).is_err(), "{wrong:?}");
         }
         assert!(
             check(b"NATS/1.0\r\nA: caf\xe9\r\n\r\n").is_err() && check(b"A: b\r\n\r\n").is_err() && check(b"").is_err()
         );
+        assert!(super::check("orders.\u{fffd}", None).is_err() && super::check("orders.new", None).is_ok());
+    }
+
+    #[test]
+    fn what_was_looked_at_is_not_looked_at_again() {
+        let mut looked = Looked::default();
+        assert_eq!((looked.start(0), looked.start(7)), (1, 8));
+        looked.next = 20;
+        assert_eq!((looked.start(7), looked.start(30)), (20, 31));
+        // What was found and could not be given up is.
+        looked.found.extend([9, 12]);
+        assert_eq!(looked.start(7), 9);
+        looked.ended(9);
+        looked.ended(12);
+        assert_eq!(looked.start(7), 20);
     }
 }

@@ -150,7 +150,9 @@ impl Deliveries for Sharded {
         for paused in join_all(pauses).await {
             match paused {
                 Ok(is_change) => (changed, done) = (changed || is_change, true),
-                Err(error) => failed = Some(error),
+                // It may have happened in one.
+                Err(error @ Error::Indeterminate(_)) => failed = Some(error),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
         match failed {

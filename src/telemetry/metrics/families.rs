@@ -294,7 +294,7 @@ impl Families {
             leases_expired: counter(
                 &registry,
                 "oncegate_leases_expired_total",
-                "In-flight records that this replica turned unknown because their lease was past.",
+                "In-flight records whose lease was past, which this gate turned unknown or began another attempt of.",
             ),
             records_swept: counter(
                 &registry,

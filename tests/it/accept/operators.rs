@@ -104,6 +104,12 @@ fn all_that_was_given_up_is_retried_at_once_but_what_may_have_run() {
         "{said}"
     );
     assert!(said.contains("1 accepted request left alone, as their outcome is unknown"), "{said}");
+    let dead = gate.admin("GET", "/api/v1/deliveries?state=dead", None).json()["deliveries"].clone();
+    for delivery in dead.as_array().unwrap() {
+        let (_, said, _) = retry(&[delivery["id"].as_str().unwrap(), "--dry-run"]);
+        let is_unknown = delivery["reason"] == "outcome-unknown";
+        assert_eq!(said.starts_with("1 accepted request left alone"), is_unknown, "{delivery}: {said}");
+    }
     for (wrong, why) in [
         (&["--all"][..], "--reason"),
         (&["--state", "unknown", "--reason", "x"], "what can be retried is dead"),
@@ -124,6 +130,31 @@ fn all_that_was_given_up_is_retried_at_once_but_what_may_have_run() {
     let (_, audit, _) = oncegate(&["audit", "--action", "bulk-retry", "--admin", &url]);
     assert!(audit.contains("4 accepted requests (route="), "{audit}");
     assert!(audit.contains("1 accepted requests (key=(not kept))"), "{audit}");
+}
+
+/// It is kept for longer than its head says, and so seems to have been given up later than now.
+#[test]
+fn what_was_given_up_under_a_longer_unknown_ttl_is_retried() {
+    if is_refused_here() {
+        return;
+    }
+    let signal = Signal::new();
+    let held = signal.clone();
+    // The first attempt is the former gate's, and the last one the next gate's.
+    let upstream = Upstream::start(move |_| Reply::status("503 Service Unavailable", "later").hold_until(&held));
+    let deliver = "deliver = { attempts = 2, backoff = \"20ms\" }\n";
+    let plan = accepting(&upstream, &format!("{deliver}unknown_ttl = \"7d\"\n"));
+    let gate = plan.start();
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    upstream.wait_for_runs(1);
+    plan.defaults(&format!("{ACCEPT}{deliver}unknown_ttl = \"30d\"\n")).config();
+    gate.sighup();
+    eventually("the reload", || gate.log().contains("configuration reloaded").then_some(()));
+    signal.open();
+    wait_for(&gate, &location, "dead");
+    let url = format!("http://{}", gate.admin);
+    let (_, said, _) = oncegate(&["records", "retry", "--all", "--dry-run", "--admin", &url]);
+    assert!(said.starts_with("1 accepted request would be queued again"), "{said}");
 }
 
 #[test]

@@ -51,8 +51,9 @@ impl Process {
         loop {
             let has_ended = self.has_ended();
             let new = self.log_from(from);
-            let complete = if has_ended { new.len() } else { new.rfind('\n').map_or(0, |end| end + 1) };
-            if let Some(found) = new[..complete].lines().find_map(&mut read) {
+            let lines = new.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+            let complete = if has_ended { new.len() } else { lines };
+            if let Some(found) = String::from_utf8_lossy(&new[..complete]).lines().find_map(&mut read) {
                 return Some(found);
             }
             if has_ended || start.elapsed() > PATIENCE {
@@ -64,14 +65,14 @@ impl Process {
     }
 
     pub fn log(&self) -> String {
-        self.log_from(0)
+        String::from_utf8_lossy(&self.log_from(0)).into_owned()
     }
 
-    fn log_from(&self, from: u64) -> String {
+    fn log_from(&self, from: u64) -> Vec<u8> {
         let size = self.log.as_file().metadata().expect("a file").len();
         let mut bytes = vec![0; usize::try_from(size.saturating_sub(from)).expect("a log in memory")];
         self.log.as_file().read_exact_at(&mut bytes, from).expect("it only grows");
-        String::from_utf8_lossy(&bytes).into_owned()
+        bytes
     }
 
     /// Whether it has ended; it can still be waited for.

@@ -115,9 +115,9 @@ impl Nats {
         });
     }
 
-    /// Publishes a message with this line of headers, in Latin-1.
+    /// Publishes a message with headers that begin and go on so, in Latin-1.
     pub fn publish_raw(&self, header: &str, body: &str) {
-        let header = format!("NATS/1.0\r\n{header}\r\n\r\n");
+        let header = format!("NATS/1.0{header}\r\n\r\n");
         let header: Vec<u8> = header.chars().map(|char| u8::try_from(char).expect("Latin-1")).collect();
         let sizes = format!("{} {}", header.len(), header.len() + body.len());
         self.send(format!("HPUB {SUBJECT} {sizes}"), &[&header, body.as_bytes()].concat());
