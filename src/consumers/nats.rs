@@ -17,7 +17,7 @@ use futures_util::stream::StreamExt as _;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::settings::address;
 use super::source::{CONSUMER, End, Error, Memory, POSITION, REASON, Received, Subscription};
@@ -35,6 +35,9 @@ const ORIGINAL_ID: &str = "x-oncegate-message-id";
 
 /// How long a request for messages waits at the server.
 const REQUEST: Duration = Duration::from_secs(30);
+
+/// A request that ends this long before its time has not ended by itself.
+const EARLY: Duration = Duration::from_secs(5);
 
 /// How long the last acknowledgements may take to leave.
 const FLUSH: Duration = Duration::from_secs(5);
@@ -59,6 +62,8 @@ struct Pull {
     /// A request for messages, before and after the server has it. It asks for no more than may be taken.
     opening: Option<Opening>,
     batch: Option<Batch>,
+    /// Until when the server keeps that request open, and for how many messages more.
+    open_for: (Instant, usize),
     /// Messages that it cannot take, each with the problem of its headers.
     unreadable: VecDeque<(Message, String)>,
     looked: Arc<Mutex<Looked>>,
@@ -135,6 +140,7 @@ pub(super) async fn subscribe(
         most: most.into(),
         opening: None,
         batch: None,
+        open_for: (Instant::now(), 0),
         unreadable,
         looked: Arc::clone(&memory.looked),
         receipts: 0,
@@ -266,9 +272,15 @@ impl Pull {
         loop {
             if let Some(batch) = &mut self.batch {
                 if let Some(message) = batch.next().await {
+                    self.open_for.1 = self.open_for.1.saturating_sub(1);
                     return message.map_err(failed);
                 }
                 self.batch = None;
+                let (until, more) = self.open_for;
+                if more > 0 && Instant::now() < until {
+                    // A message with the status 404 or 408 passes for an answer of the server that there are no more.
+                    return Err(Error("the server ended a request for messages early".to_owned()));
+                }
             }
             if self.opening.is_none() {
                 let free = self.most.saturating_sub(self.unacknowledged.messages().len());
@@ -276,6 +288,7 @@ impl Pull {
                     // It is called again when a message has ended.
                     std::future::pending::<()>().await;
                 }
+                self.open_for = (Instant::now() + REQUEST - EARLY, free);
                 let consumer = self.consumer.clone();
                 self.opening =
                     Some(Box::pin(

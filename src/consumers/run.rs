@@ -18,6 +18,9 @@ use crate::telemetry::consumers::{ConsumerMetrics, Ended};
 /// How long a connection may take to open.
 const CONNECT: Duration = Duration::from_secs(10);
 
+/// How long the broker may take to acknowledge a message, or to keep a dead letter.
+const ANSWER: Duration = Duration::from_secs(10);
+
 /// How long after a failure to connect again: twice as long each time, up to a limit.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
@@ -145,7 +148,9 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     // A panic. The broker delivers again what is not acknowledged.
                     let (receipt, lane, end) = ended.map_err(|_| Error("a message failed".to_owned()))?;
                     lanes.left(&lane);
-                    self.subscription.end(receipt, &end).await?;
+                    // A broker that is silent must not hold up what it would deliver over another connection.
+                    let told = timeout(ANSWER, self.subscription.end(receipt, &end)).await;
+                    told.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())))?;
                     self.metrics.ended(match end {
                         End::Done => Ended::Done,
                         End::Dead(_) => Ended::Dead,

@@ -397,6 +397,7 @@ fn a_message_of_nats_with_unreadable_headers_is_a_dead_letter() {
         ("\r\nX: a\rb", "a value has a carriage return"),
         ("\r\nX: a\r\n\r\n b", "a line has no colon"),
         (" 503", "they have a status, as only answers of the server do"),
+        (" 404 No Messages", "they have a status, as only answers of the server do"),
     ];
     for (headers, _) in wrong {
         broker.publish_raw(headers, "odd");

@@ -44,8 +44,12 @@ impl Looked {
         self.found.remove(&sequence);
     }
 
-    /// From where to look for what has been delivered after `floor`.
-    fn start(&self, floor: u64) -> u64 {
+    /// From where to look for what has been delivered after `floor`, up to `last`.
+    fn start(&mut self, floor: u64, last: u64) -> u64 {
+        if self.next > last + 1 {
+            // The stream or the consumer was made again, and counts anew.
+            (self.next, self.found) = (0, BTreeSet::new());
+        }
         self.found.first().copied().unwrap_or(self.next).max(floor + 1)
     }
 }
@@ -87,8 +91,8 @@ async fn search(
 ) -> Result<(), Error> {
     let looked = || looked.lock().unwrap_or_else(PoisonError::into_inner);
     let info = consumer.info().await.map_err(failed)?.clone();
-    let mut next = looked().start(info.ack_floor.stream_sequence);
     let (subjects, last) = (subjects(&info.config), info.delivered.stream_sequence);
+    let mut next = looked().start(info.ack_floor.stream_sequence, last);
     while next <= last && found.len() < MOST {
         // The first message of any of its subjects.
         let mut first: Option<RawMessage> = None;
@@ -210,14 +214,16 @@ mod tests {
     #[test]
     fn what_was_looked_at_is_not_looked_at_again() {
         let mut looked = Looked::default();
-        assert_eq!((looked.start(0), looked.start(7)), (1, 8));
+        assert_eq!((looked.start(0, 9), looked.start(7, 9)), (1, 8));
         looked.next = 20;
-        assert_eq!((looked.start(7), looked.start(30)), (20, 31));
+        assert_eq!((looked.start(7, 19), looked.start(30, 40)), (20, 31));
         // What was found and could not be given up is.
         looked.found.extend([9, 12]);
-        assert_eq!(looked.start(7), 9);
+        assert_eq!(looked.start(7, 40), 9);
         looked.ended(9);
         looked.ended(12);
-        assert_eq!(looked.start(7), 20);
+        assert_eq!(looked.start(7, 40), 20);
+        // A stream that was made again begins with 1.
+        assert_eq!((looked.start(0, 3), looked.next), (1, 0));
     }
 }
