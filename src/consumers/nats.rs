@@ -237,10 +237,13 @@ impl Subscription for Pull {
             }
             End::Returned => AckKind::Nak(None),
         };
-        message.ack_with(kind).await.map_err(failed)?;
-        if let Ok(info) = message.info() {
-            self.looked.lock().unwrap_or_else(PoisonError::into_inner).ended(info.stream_sequence);
+        let sequence = message.info().map_err(failed)?.stream_sequence;
+        if !self.looked().contains(sequence) {
+            return message.ack_with(kind).await.map_err(failed);
         }
+        // It is looked for again until the server has this: what is lost with the connection would leave it pending for good.
+        message.double_ack_with(kind).await.map_err(failed)?;
+        self.looked().ended(sequence);
         Ok(())
     }
 
@@ -267,6 +270,10 @@ impl Drop for Pull {
 }
 
 impl Pull {
+    fn looked(&self) -> MutexGuard<'_, Looked> {
+        self.looked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The next message. A call that is given up loses none: what it waits for is kept.
     async fn take(&mut self) -> Result<Message, Error> {
         loop {

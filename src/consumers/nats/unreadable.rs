@@ -39,7 +39,12 @@ pub(in crate::consumers) struct Looked {
 }
 
 impl Looked {
-    /// A message is acknowledged.
+    /// Whether a message was found and has not ended.
+    pub(super) fn contains(&self, sequence: u64) -> bool {
+        self.found.contains(&sequence)
+    }
+
+    /// The server has the end of a message.
     pub(super) fn ended(&mut self, sequence: u64) {
         self.found.remove(&sequence);
     }
