@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use super::State;
 use super::access::Asker;
 use super::answer::{Kind, Problem};
-use super::deliveries::{STATES, route_of};
+use super::deliveries::{route_of, state_of};
 use super::view::{claiming_request, shortened_key};
 use crate::idempotency::record::{Record, RecordId};
 use crate::store::audit::{self, AuditLog, NewEntry, Position};
@@ -325,7 +325,7 @@ impl Deed<'_> {
                 say("namespace", found.origin.as_ref().map(|origin| &*origin.namespace).into());
                 say("route", route_of(found.origin.as_ref()).into());
                 let note = found.note.as_ref().map(|note| String::from_utf8_lossy(note));
-                let (state, accepted_at) = (STATES[usize::from(found.is_dead())], rfc3339(found.accepted_at));
+                let (state, accepted_at) = (state_of(found), rfc3339(found.accepted_at));
                 let attempts = ended_attempts(found);
                 say(
                     "before",

@@ -373,7 +373,7 @@ fn stood(found: &Listed, as_of: Timestamp) -> bool {
     if record.state == record::State::Unknown && Head::decode(&record.head).is_err() {
         return false;
     }
-    // What is later than now was given up under another `unknown_ttl` than it was accepted under, and does not tell.
+    // A time later than now says nothing: the request was given up under a longer `unknown_ttl` than it was accepted under.
     let is_earlier = |since| since <= as_of || since > found.now;
     record.claimed_at <= as_of && unknown_since(record, &details(record)).is_none_or(is_earlier)
 }

@@ -237,6 +237,11 @@ pub(super) async fn find(state: &State, id: RecordId) -> Result<Option<Delivery>
     Ok(found.filter(is_own))
 }
 
+/// The word for where a delivery stands.
+pub(super) fn state_of(delivery: &Delivery) -> &'static str {
+    STATES[usize::from(delivery.is_dead())]
+}
+
 pub(super) fn route_of(origin: Option<&Origin>) -> Option<&str> {
     origin.map(|origin| &*origin.route)
 }
@@ -273,14 +278,14 @@ impl DeliveryView {
     /// As somebody of this role sees it.
     fn of(delivery: &Delivery, role: Role) -> Self {
         let head = codec::Head::decode(&delivery.head).ok();
-        let (state, due_at, expires_at) = match delivery.state {
-            DeliveryState::Queued { due } => (STATES[0], Some(rfc3339(due)), None),
-            DeliveryState::Dead { until } => (STATES[1], None, Some(rfc3339(until))),
+        let (due_at, expires_at) = match delivery.state {
+            DeliveryState::Queued { due } => (Some(rfc3339(due)), None),
+            DeliveryState::Dead { until } => (None, Some(rfc3339(until))),
         };
         Self {
             id: delivery.id.to_string(),
             route: route_of(delivery.origin.as_ref()).map(str::to_owned),
-            state,
+            state: state_of(delivery),
             accepted_at: rfc3339(delivery.accepted_at),
             due_at,
             expires_at,

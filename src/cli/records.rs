@@ -141,7 +141,7 @@ struct PurgeArgs {
     change: ChangeArgs,
 }
 
-/// What is retried is dead, which is no state of a record.
+/// An operator retries dead deliveries. Dead is no state of a record, so `--state` is refused.
 #[derive(Args, Debug)]
 #[command(
     override_usage = changing::RETRY_USAGE,

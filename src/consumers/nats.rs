@@ -241,7 +241,8 @@ impl Subscription for Pull {
         if !self.looked().contains(sequence) {
             return message.ack_with(kind).await.map_err(failed);
         }
-        // It is looked for again until the server has this: what is lost with the connection would leave it pending for good.
+        // The gate looks for it again until the server confirms its end: an acknowledgement that is lost with the connection would
+        // leave it pending for good.
         message.double_ack_with(kind).await.map_err(failed)?;
         self.looked().ended(sequence);
         Ok(())

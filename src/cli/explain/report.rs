@@ -286,8 +286,10 @@ impl Report<'_> {
             Some(id) => {
                 self.line("record", id.to_string());
                 match route.policy.mode {
-                    // What is kept of it has an id of its own, and no command shows it.
-                    Mode::Observe => self.more("it is not listed: what was observed is shown by oncegate observed"),
+                    // A shadow record has another id, and no command shows it.
+                    Mode::Observe => {
+                        self.more("no command shows this record; oncegate observed shows what was counted")
+                    }
                     _ => self.more(format!("what became of it: oncegate records show {id}")),
                 }
             }

@@ -113,8 +113,8 @@ pub(super) async fn retry(
     ask: &Ask,
 ) -> anyhow::Result<()> {
     let Some(start) = &args.record else {
-        let nouns = ["accepted request", "accepted requests"];
-        let change = Change { path: "retry", nouns, members: Map::new(), verb: "retry", done: "queued again" };
+        let change =
+            Change { path: "retry", nouns: ACCEPTED, members: Map::new(), verb: "retry", done: "queued again" };
         return change.many(client, &args, out, ask).await;
     };
     let id = whole_id_of_dead(client, start).await?;
@@ -268,7 +268,7 @@ impl Change {
 
     /// So many of what it is done to, in words.
     fn counted(&self, count: u64) -> String {
-        format!("{count} {}", self.nouns[usize::from(count != 1)])
+        counted(count, self.nouns)
     }
 
     /// Sends the request, and again where the gate came to its time limit.
@@ -293,7 +293,7 @@ impl Change {
             let target = format!("/api/v1/records/{}", self.path);
             let answer = match client.send(Method::POST, &target, Some(&body_now)).await {
                 Err(error) if counts.done > 0 => {
-                    return Err(error.context(format!("{} {} before", records(counts.done), self.done)));
+                    return Err(error.context(format!("{} {} before", self.counted(counts.done), self.done)));
                 }
                 answer => answer?,
             };
@@ -320,6 +320,7 @@ impl Change {
 }
 
 const RECORDS: [&str; 2] = ["record", "records"];
+const ACCEPTED: [&str; 2] = ["accepted request", "accepted requests"];
 
 /// What the gate did.
 #[derive(Default)]
@@ -376,11 +377,10 @@ fn say_of_unknown_scope(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
 /// Says what a retry leaves alone: it may have run.
 fn say_of_unknown_outcome(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     if count > 0 {
-        let noun = if count == 1 { "accepted request" } else { "accepted requests" };
         writeln!(
             out,
-            "{count} {noun} left alone, as their outcome is unknown: `oncegate records resolve` them first, with --release where they \
-             did not run"
+            "{} left alone, as their outcome is unknown: `oncegate records resolve` them first, with --release where they did not run",
+            counted(count, ACCEPTED)
         )?;
     }
     Ok(())
@@ -400,7 +400,11 @@ fn say_in_flight(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
 
 /// So many records, in words.
 pub(super) fn records(count: u64) -> String {
-    if count == 1 { "1 record".to_owned() } else { format!("{count} records") }
+    counted(count, RECORDS)
+}
+
+fn counted(count: u64, nouns: [&str; 2]) -> String {
+    format!("{count} {}", nouns[usize::from(count != 1)])
 }
 
 /// The headers of an answer. A body of JSON says so unless they do: clients read it by its type.

@@ -28,7 +28,8 @@ const SEARCH: Duration = Duration::from_secs(5);
 /// How many are given up with one connection: each is held in memory.
 const MOST: usize = 16;
 
-/// How far a consumer has looked. What is before that has been looked at, whatever the server still counts as delivered.
+/// How far a consumer has looked. It looks again only at messages that it found, even while the server counts others as not
+/// acknowledged.
 #[derive(Default)]
 pub(in crate::consumers) struct Looked {
     /// The sequence in the stream to go on from.
@@ -147,7 +148,7 @@ fn subjects(config: &Config) -> Vec<String> {
 
 /// Checks what the client library reads, as it does.
 fn check(subject: &str, headers: Option<&[u8]>) -> Result<(), String> {
-    // JSON has this in the place of what is not UTF-8.
+    // The JSON of the server has this character in the place of bytes that are not UTF-8.
     if subject.contains(char::REPLACEMENT_CHARACTER) {
         return Err("its subject is not UTF-8".to_owned());
     }
