@@ -293,6 +293,7 @@ fn path(node: &Node<'_>) -> Result<Pattern, Wrong> {
 /// What only the whole policy shows. `timeout` is the upstream's.
 fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: Option<Duration>) {
     let PartialPolicy { policy, scope_is_explicit } = draft;
+    advice::on_idle_keys(table, route, policy);
     if policy.mode == Mode::Pass {
         return;
     }

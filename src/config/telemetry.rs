@@ -45,6 +45,11 @@ pub(super) fn read(root: &Table<'_>) -> Option<Settings> {
         let useless = Wrong::new("`tls` has no effect: the collector has no https URL");
         table.report("tls", useless.hint("write otlp = \"https://...\", or remove it"));
     }
+    if otlp.is_none()
+        && let Some(key) = ["protocol", "sample"].into_iter().find(|key| table.get(key).is_some())
+    {
+        table.advise(key, format!("`{key}` has no effect: no collector gets spans; write otlp = \"http://HOST:4318\""));
+    }
     let (place, is_encrypted) = otlp?;
     let tls = match is_encrypted {
         true => Some(encryption::read(&table, "otlp", tls, std::slice::from_ref(&place))?),

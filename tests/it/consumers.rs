@@ -74,7 +74,7 @@ fn runs(upstream: &Upstream) -> BTreeMap<String, usize> {
 }
 
 fn a_message_runs_once_and_is_acknowledged<B: Broker>() {
-    let broker = B::start();
+    let broker = B::shared();
     let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
     // A message has neither the host nor the credentials of a client.
     let gate = consuming(&upstream, &broker, "").defaults("scope = [\"credential\"]\n").start();
@@ -97,7 +97,7 @@ fn a_message_runs_once_and_is_acknowledged<B: Broker>() {
 }
 
 fn what_is_given_up_is_a_dead_letter_with_its_reason<B: Broker>() {
-    let broker = B::start();
+    let broker = B::shared();
     let upstream = Upstream::start(|request| match request.body.bytes.as_slice() {
         b"refused" => Reply::status("503 Service Unavailable", "later"),
         b"lost" => Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nha").close(),
@@ -138,7 +138,7 @@ fn what_is_given_up_is_a_dead_letter_with_its_reason<B: Broker>() {
 }
 
 fn one_at_a_time_is_in_the_order_of_the_queue<B: Broker>() {
-    let broker = B::start();
+    let broker = B::shared();
     // The second is released twice: what comes after it waits.
     let upstream = Upstream::start(|request| match request.nth {
         1 | 2 => Reply::status("503 Service Unavailable", "later"),
@@ -156,7 +156,7 @@ fn one_at_a_time_is_in_the_order_of_the_queue<B: Broker>() {
 }
 
 fn a_shutdown_ends_what_runs_and_gives_back_the_rest<B: Broker>() {
-    let broker = B::start();
+    let broker = B::shared();
     let held = Signal::new();
     let hold = held.clone();
     let upstream = Upstream::start(move |request| match request.body.bytes.as_slice() {
@@ -219,7 +219,7 @@ fn a_shutdown_while_the_broker_is_away_waits_for_nothing<B: Broker>() {
 
 /// Neither an acknowledgement that a broker waits for, nor its patience with a group, ends an attempt.
 fn an_attempt_that_takes_long_is_not_repeated<B: Broker>() {
-    let broker = B::start();
+    let broker = B::shared();
     let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(3500)));
     let gate = consuming(&upstream, &broker, "").start();
     broker.publish(&[(Some("m-1"), "slow"), (Some("m-2"), "slow")]);
@@ -230,7 +230,7 @@ fn an_attempt_that_takes_long_is_not_repeated<B: Broker>() {
 
 /// As before, where nothing else is taken meanwhile.
 fn a_long_attempt_keeps_the_order<B: Broker>() {
-    let broker = B::start();
+    let broker = B::shared();
     broker.keep_order();
     let upstream = Upstream::start(|request| match request.body.bytes.as_slice() {
         b"slow" => Reply::ok("done").delay(Duration::from_millis(3500)),

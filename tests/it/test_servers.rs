@@ -4,6 +4,7 @@ use std::io::BufRead;
 use std::time::{Duration, Instant};
 
 use crate::servers::{Cut, Database, Direction, PgBouncer, Postgres, Proxy, Session, database, prepared_database};
+use crate::support::brokers::RabbitMqServer;
 use crate::support::eventually;
 
 const COUNT: &str = "SELECT count(*) FROM kept";
@@ -171,6 +172,9 @@ fn a_wire_stalls_delays_and_refuses() {
 fn servers_for_a_run() {
     let Some(postgres) = Postgres::with(&[("max_connections", "400")]) else { return };
     println!("ONCEGATE_TEST_POSTGRES={}", postgres.url("postgres"));
+    // Whoever needs it waits until it serves.
+    let broker = RabbitMqServer::begin();
+    println!("ONCEGATE_TEST_RABBITMQ={}", broker.port);
     let pooler = PgBouncer::before(postgres.address());
     if let Some(pooler) = &pooler {
         println!("ONCEGATE_TEST_PGBOUNCER={}", pooler.url(&postgres.url("postgres")));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::header::COOKIE;
 use http::{HeaderName, Method};
 
+use super::super::declare::Keys as _;
 use super::super::node::Table;
 use super::super::units::show_duration;
 use crate::idempotency::key::KeySource;
@@ -35,6 +36,9 @@ const MANY_REQUESTS: [&str; 8] = [
     "origin",
     "transfer-encoding",
 ];
+
+/// The keys of a policy that count for requests that are forwarded unprotected: `scope` says whose memory their bodies take.
+const PASSING: [&str; 4] = ["mode", "scope", "docs", "cors"];
 
 /// Headers that list the proxies on the way.
 const PROXIES: [&str; 3] = ["x-forwarded-for", "forwarded", "via"];
@@ -124,6 +128,23 @@ pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
                 ),
             );
         }
+    }
+}
+
+/// Says which keys of a route's own do nothing, because of its `mode`. A key of `[defaults]` may serve other routes.
+pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy) {
+    let passing = || Policy::KEYS.iter().map(|key| key.name).filter(|name| !PASSING.contains(name)).collect();
+    let (idle, why) = match policy.mode {
+        Mode::Pass => (passing(), "forwards its requests unprotected"),
+        Mode::Observe => (vec!["async", "deliver"], "only observes"),
+        Mode::Protect if !policy.accepts() => {
+            (vec!["deliver"], "accepts no requests; write async = \"allow\", or mode = \"accept\"")
+        }
+        Mode::Protect => (vec![], ""),
+        Mode::Accept => (vec!["async"], "accepts every request"),
+    };
+    for key in idle.into_iter().filter(|key| table.get(key).is_some()) {
+        table.advise(key, format!("`{key}` has no effect: route `{route}` {why}"));
     }
 }
 

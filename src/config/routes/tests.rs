@@ -18,6 +18,47 @@ fn advised(text: &str, key: &str) -> Vec<String> {
 }
 
 #[test]
+fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
+    let store = "[store]\nurl = \"sqlite:/tmp/gate.db\"\n";
+    let idle = |keys: &str| {
+        let route = format!("[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nscope = [\"host\"]\n{keys}\n");
+        let about =
+            advice(&format!("{store}{APP}{route}")).into_iter().filter(|advice| advice.message.contains("no effect"));
+        about.map(|advice| advice.to_string()).collect::<Vec<_>>()
+    };
+    let line = |key: &str, rest: &str| {
+        format!("gate.toml:10: routes[0].{key}: advice: `{key}` has no effect: route `r` {rest}")
+    };
+    let passes = "forwards its requests unprotected";
+    for keys in
+        ["cors.origins = [\"*\"]", "docs = \"https://docs.example.com\"", "upstream = \"app\"", "namespace = \"n\""]
+    {
+        assert_eq!(idle(&format!("mode = \"pass\"\n{keys}")), Vec::<String>::new(), "{keys}");
+    }
+    assert_eq!(idle("mode = \"pass\"\nttl = \"7d\""), [line("ttl", passes)]);
+    assert_eq!(idle("mode = \"pass\"\nkey.required = true"), [line("key", passes)]);
+    assert_eq!(idle("mode = \"observe\"\nasync = \"allow\""), [line("async", "only observes")]);
+    assert_eq!(idle("mode = \"observe\"\nttl = \"7d\""), Vec::<String>::new());
+    let accept = "accepts no requests; write async = \"allow\", or mode = \"accept\"";
+    assert_eq!(idle("mode = \"protect\"\ndeliver.attempts = 3"), [line("deliver", accept)]);
+    assert_eq!(idle("async = \"allow\"\ndeliver.attempts = 3"), Vec::<String>::new());
+    assert_eq!(idle("mode = \"accept\"\nasync = \"allow\""), [line("async", "accepts every request")]);
+    assert_eq!(idle("mode = \"accept\"\ndeliver.attempts = 3"), Vec::<String>::new());
+    // What stands in [defaults] may be for other routes.
+    let defaults = "[defaults]\nttl = \"7d\"\n[[routes]]\nname = \"r\"\npath = \"/{*rest}\"\nmode = \"pass\"\n";
+    assert_eq!(advised(&format!("{APP}{defaults}"), "ttl"), Vec::<String>::new());
+}
+
+#[test]
+fn what_counts_for_spans_alone_is_advised_against_where_there_are_none() {
+    let collector = "otlp = \"http://127.0.0.1:4318\"\n";
+    let about = |keys: &str| advised(&format!("{APP}[telemetry]\n{keys}"), "telemetry.sample");
+    assert_eq!(about(&format!("{collector}sample = 1.0")), Vec::<String>::new());
+    let told = about("sample = 1.0");
+    assert!(told.len() == 1 && told[0].contains("`sample` has no effect: no collector gets spans"), "{told:?}");
+}
+
+#[test]
 fn a_scope_that_changes_with_each_request_is_advised_against() {
     let scoped = |parts: &str| {
         let route = format!("[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nscope = [{parts}]\n");

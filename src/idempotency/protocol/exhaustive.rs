@@ -6,6 +6,7 @@
 //! at each step.
 
 use std::collections::{HashSet, VecDeque};
+use std::rc::Rc;
 use std::time::Duration;
 
 use self::world::{Rules, World};
@@ -18,12 +19,13 @@ pub(super) use self::world::Operation;
 
 /// Visits every state, and returns how many there are.
 fn search(first: World) -> usize {
-    let mut seen = HashSet::from([first.clone()]);
+    let first = Rc::new(first);
+    let mut seen = HashSet::from([Rc::clone(&first)]);
     let mut queue = VecDeque::from([first]);
     while let Some(world) = queue.pop_front() {
         world.check();
-        for next in world.next() {
-            if seen.insert(next.clone()) {
+        for next in world.next().into_iter().map(Rc::new) {
+            if seen.insert(Rc::clone(&next)) {
                 queue.push_back(next);
             }
         }

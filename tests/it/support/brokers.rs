@@ -8,7 +8,7 @@ mod rabbitmq;
 #[cfg(feature = "kafka")]
 pub use kafka::Kafka;
 pub use nats::Nats;
-pub use rabbitmq::RabbitMq;
+pub use rabbitmq::{RabbitMq, Server as RabbitMqServer};
 
 /// A message, and how it came.
 #[derive(Clone, Debug)]
@@ -31,6 +31,14 @@ pub trait Broker {
     const PASSWORD: &'static str;
 
     fn start() -> Self;
+
+    /// One that other tests may have too: it cannot be killed.
+    fn shared() -> Self
+    where
+        Self: Sized,
+    {
+        Self::start()
+    }
 
     /// One whose messages several gates can have at a time.
     fn start_for_many() -> Self

@@ -449,8 +449,8 @@ impl World {
     }
 
     fn goes_wrong(&self, how: impl FnOnce(&mut Self) -> Option<()>) -> Option<Self> {
-        let mut world = self.clone();
-        world.faults_left = world.faults_left.checked_sub(1)?;
+        let faults_left = self.faults_left.checked_sub(1)?;
+        let mut world = Self { faults_left, ..self.clone() };
         how(&mut world).map(|()| world)
     }
 

@@ -1,4 +1,4 @@
-//! A RabbitMQ of a test's own, and what a test does with its queues.
+//! A RabbitMQ, and what a test does with its queue there.
 
 use std::io::{PipeWriter, pipe};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use lapin::options::{
     BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
+    QueueDeleteOptions,
 };
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -20,23 +21,31 @@ use super::{Broker, Message};
 use crate::support::process::Process;
 use crate::support::wait::{PATIENCE, eventually, within};
 
-const QUEUE: &str = "orders";
-const DEAD: &str = "orders.dead-letter";
+/// Where the port of the server stands that the tests of a run share (see `tests/run`).
+const SHARED: &str = "ONCEGATE_TEST_RABBITMQ";
 
 /// Starts the server where Debian has it, which is not the one in the path: that one runs as a user of its own. When the input
 /// ends, be it that the test was killed, the server is killed, and Erlang's directory of names with it.
 const SCRIPT: &str =
     "/usr/lib/rabbitmq/bin/rabbitmq-server </dev/null & cat >/dev/null; epmd -kill >/dev/null; kill -9 0";
 
-/// A server, which keeps what it has in a directory of its own.
+/// A queue of a server.
 pub struct RabbitMq {
-    dir: TempDir,
     port: u16,
+    queue: String,
+    /// The server, if no other test has it.
+    own: Option<Server>,
+    runtime: Runtime,
+}
+
+/// A server, which keeps what it has in a directory of its own.
+pub struct Server {
+    dir: TempDir,
+    pub port: u16,
     /// Of the processes that it knows each other by.
     others: [u16; 2],
     /// The process, and what keeps it: its input.
     process: Option<(Process, PipeWriter)>,
-    runtime: Runtime,
 }
 
 /// A port that no connection is given: it is free again where the server starts again.
@@ -51,16 +60,74 @@ impl Broker for RabbitMq {
     const PASSWORD: &'static str = "guest";
 
     fn start() -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let mut server = Self {
-            dir: TempDir::new().expect("a directory"),
-            port: free_port(),
-            others: [free_port(), free_port()],
-            process: None,
-            runtime,
-        };
+        let server = Server::begin();
+        Self::on(server.port, Some(server))
+    }
+
+    fn shared() -> Self {
+        match std::env::var(SHARED) {
+            Ok(port) => Self::on(port.parse().expect("a port"), None),
+            Err(_) => Self::start(),
+        }
+    }
+
+    fn run(&mut self) {
+        self.own.as_mut().expect("a server of its own").run();
+        self.wait();
+    }
+
+    fn kill9(&mut self) {
+        self.own.as_mut().expect("a server of its own").kill9();
+    }
+
+    fn source(&self) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}/%2F?queue={}", self.port, self.queue)
+    }
+
+    fn publish(&self, messages: &[(Option<&str>, &str)]) {
+        let queue = self.name();
+        self.with(|channel| async move {
+            for (id, body) in messages {
+                let mut headers = FieldTable::default();
+                headers.insert("x-source".into(), AMQPValue::LongString("shop".into()));
+                let mut properties = BasicProperties::default()
+                    .with_delivery_mode(2)
+                    .with_content_type("application/json".into())
+                    .with_headers(headers);
+                if let Some(id) = id {
+                    properties = properties.with_message_id((*id).into());
+                }
+                let options = BasicPublishOptions::default();
+                channel.basic_publish("".into(), queue.clone(), options, body.as_bytes(), properties).await?.await?;
+            }
+            Ok(())
+        });
+    }
+
+    fn waiting(&self) -> usize {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let queue = self.name();
+        let count = self.with(|channel| async move {
+            Ok(channel.queue_declare(queue, options, FieldTable::default()).await?.message_count())
+        });
+        count as usize
+    }
+
+    fn take_waiting(&self) -> Vec<Message> {
+        self.take(self.name())
+    }
+
+    fn take_dead(&self) -> Vec<Message> {
+        self.take(self.dead_letters())
+    }
+}
+
+impl Server {
+    /// One that starts: it does not serve yet.
+    pub fn begin() -> Self {
+        let dir = TempDir::new().expect("a directory");
+        let mut server = Self { dir, port: free_port(), others: [free_port(), free_port()], process: None };
         server.run();
-        server.declare(QUEUE);
         server
     }
 
@@ -90,8 +157,6 @@ impl Broker for RabbitMq {
         // What the script kills.
         command.process_group(0);
         self.process = Some((Process::start_as_it_is(command, ()), kept));
-        // It reads its queues first.
-        within(3 * PATIENCE, "RabbitMQ takes connections", || self.try_channel());
     }
 
     fn kill9(&mut self) {
@@ -102,48 +167,39 @@ impl Broker for RabbitMq {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         eventually("it is gone", || TcpStream::connect(address).is_err().then_some(()));
     }
+}
 
-    fn source(&self) -> String {
-        format!("amqp://guest:guest@127.0.0.1:{}/%2F?queue={QUEUE}", self.port)
-    }
-
-    fn publish(&self, messages: &[(Option<&str>, &str)]) {
-        self.with(|channel| async move {
-            for (id, body) in messages {
-                let mut headers = FieldTable::default();
-                headers.insert("x-source".into(), AMQPValue::LongString("shop".into()));
-                let mut properties = BasicProperties::default()
-                    .with_delivery_mode(2)
-                    .with_content_type("application/json".into())
-                    .with_headers(headers);
-                if let Some(id) = id {
-                    properties = properties.with_message_id((*id).into());
-                }
-                let options = BasicPublishOptions::default();
-                channel.basic_publish("".into(), QUEUE.into(), options, body.as_bytes(), properties).await?.await?;
-            }
-            Ok(())
-        });
-    }
-
-    fn waiting(&self) -> usize {
-        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let count = self.with(|channel| async move {
-            Ok(channel.queue_declare(QUEUE.into(), options, FieldTable::default()).await?.message_count())
-        });
-        count as usize
-    }
-
-    fn take_waiting(&self) -> Vec<Message> {
-        self.take(QUEUE)
-    }
-
-    fn take_dead(&self) -> Vec<Message> {
-        self.take(DEAD)
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill9();
     }
 }
 
 impl RabbitMq {
+    /// A new queue.
+    fn on(port: u16, own: Option<Server>) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let queue = format!("orders-{:016x}", fastrand::u64(..));
+        let broker = Self { port, queue, own, runtime };
+        broker.wait();
+        let (name, options) = (broker.name(), QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() });
+        broker.with(|channel| async move { channel.queue_declare(name, options, FieldTable::default()).await });
+        broker
+    }
+
+    fn name(&self) -> ShortString {
+        self.queue.as_str().into()
+    }
+
+    fn dead_letters(&self) -> ShortString {
+        format!("{}.dead-letter", self.queue).into()
+    }
+
+    /// It reads its queues first.
+    fn wait(&self) {
+        within(3 * PATIENCE, "RabbitMQ takes connections", || self.try_channel());
+    }
+
     fn try_channel(&self) -> Option<(Connection, Channel)> {
         let connecting = async {
             let url = format!("amqp://guest:guest@127.0.0.1:{}/%2F", self.port);
@@ -163,17 +219,11 @@ impl RabbitMq {
         done
     }
 
-    /// Makes a durable queue.
-    fn declare(&self, queue: &str) {
-        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        self.with(|channel| async move { channel.queue_declare(queue.into(), options, FieldTable::default()).await });
-    }
-
     /// Takes every message out of a queue.
-    fn take(&self, queue: &str) -> Vec<Message> {
+    fn take(&self, queue: ShortString) -> Vec<Message> {
         self.with(|channel| async move {
             let mut messages = Vec::new();
-            while let Some(got) = channel.basic_get(queue.into(), BasicGetOptions::default()).await? {
+            while let Some(got) = channel.basic_get(queue.clone(), BasicGetOptions::default()).await? {
                 let properties = &got.delivery.properties;
                 let reason = properties.headers().as_ref().and_then(|headers| headers.inner().get("x-oncegate-reason"));
                 messages.push(Message {
@@ -193,6 +243,14 @@ impl RabbitMq {
 
 impl Drop for RabbitMq {
     fn drop(&mut self) {
-        self.kill9();
+        if self.own.is_none() {
+            let queues = [self.name(), self.dead_letters()];
+            self.with(|channel| async move {
+                for queue in queues {
+                    channel.queue_delete(queue, QueueDeleteOptions::default()).await?;
+                }
+                Ok(())
+            });
+        }
     }
 }
