@@ -28,8 +28,13 @@ use super::{Kafka, Settings};
 /// How long a broker may take to say what topics it has.
 const METADATA: Duration = Duration::from_secs(4);
 
-/// How long a dead letter may take to be stored.
+/// How long a dead letter may take to be stored: a partition may be without a leader for as long. The client connects to another
+/// broker by itself.
 const STORED: Duration = Duration::from_secs(30);
+
+/// How much later the client may say that it has given a dead letter up. One that is given up before may still be stored, and is
+/// stored twice when its message comes again.
+const SAID: Duration = Duration::from_secs(5);
 
 /// How long leaving the group may take.
 const LEAVE: Duration = Duration::from_secs(10);
@@ -51,9 +56,8 @@ const CONSUMER_SETTINGS: [(&str, &str); 9] = [
     ("queued.max.messages.kbytes", "16384"),
     ("fetch.max.bytes", "8388608"),
 ];
-const PRODUCER_SETTINGS: [(&str, &str); 3] = [
+const PRODUCER_SETTINGS: [(&str, &str); 2] = [
     ("enable.idempotence", "true"),
-    ("message.timeout.ms", "30000"),
     // The topic says how large a message may be.
     ("message.max.bytes", "1000000000"),
 ];
@@ -171,6 +175,7 @@ fn join(source: &Kafka, name: &str, dead_letter: &str) -> Result<Clients, Error>
     }
     let mut producing = config.clone();
     producing.extend(PRODUCER_SETTINGS.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    producing.set("message.timeout.ms", STORED.as_millis().to_string());
     config.extend(CONSUMER_SETTINGS.map(|(key, value)| (key.to_owned(), value.to_owned())));
     config.set("group.id", &source.group);
     let consumer: StreamConsumer<Group> = config.create_with_context(Group::default())?;
@@ -236,6 +241,10 @@ impl Subscription for Topic {
             }
         }
         Ok(())
+    }
+
+    fn patience(&self) -> Duration {
+        STORED + SAID
     }
 
     async fn pause(&mut self) -> Result<(), Error> {
@@ -355,7 +364,8 @@ impl Topic {
         if let Some(body) = &message.body {
             record = record.payload(body);
         }
-        let stored = self.clients().producer.send(record, STORED).await;
+        // It goes alone: there is room for it at once.
+        let stored = self.clients().producer.send(record, Duration::ZERO).await;
         stored
             .map_err(|(error, _)| Error(format!("a dead letter for {} was not stored: {error}", self.dead_letter)))?;
         Ok(())

@@ -11,6 +11,7 @@ mod amqp;
 mod kafka;
 #[cfg(feature = "nats")]
 mod nats;
+mod outage;
 mod run;
 mod settings;
 mod source;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Settings;
+use super::outage::Outage;
 use super::source::{End, Error, Memory, Received, Subscription, subscribe};
 use crate::gate::{Disposition, Gate, Message, Tries};
 use crate::idempotency::key::Found;
@@ -18,18 +19,14 @@ use crate::telemetry::consumers::{ConsumerMetrics, Ended};
 /// How long a connection may take to open.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// How long the broker may take to acknowledge a message, or to keep a dead letter.
-const ANSWER: Duration = Duration::from_secs(10);
-
-/// How long after a failure to connect again: twice as long each time, up to a limit.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-const LONGEST_PAUSE: Duration = Duration::from_secs(15);
-
-/// In an outage, another reason is logged that long after the one before: a broker that comes back gives several.
-const ANOTHER_REASON: Duration = Duration::from_secs(30);
+/// About how often a consumer that stands by asks whether the other is gone.
+const STAND_BY: Duration = Duration::from_secs(1);
 
 /// So many messages for each that may run are taken, so that those that wait for their next attempt hold up no others.
 const TAKEN_FOR_EACH: u32 = 8;
+
+/// The longest pause: an upstream may name one that no clock can count.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How often to look whether an upstream may be asked again that could not be reached.
 const CIRCUIT: Duration = Duration::from_millis(100);
@@ -52,6 +49,8 @@ struct Shared<F> {
 struct Attempts {
     count: u32,
     since: Instant,
+    /// When the next attempt may begin.
+    next: Instant,
 }
 
 /// Takes messages until `stop` turns true, and returns when those in hand have ended. `current` gives the gate that serves.
@@ -67,28 +66,19 @@ pub async fn consume(
         current,
         settings,
     });
-    let (name, source) = (Arc::clone(&shared.settings.name), shared.settings.source.to_string());
-    let (mut pause, mut lost, mut said) = (FIRST_PAUSE, None::<Instant>, (Instant::now(), Error(String::new())));
+    let mut outage = Outage::new(Arc::clone(&shared.settings.name), shared.settings.source.to_string());
     let mut memory = Memory::default();
     while !*stop.borrow() {
         let opening = timeout(CONNECT, subscribe(&shared.settings, shared.most_taken(), &memory));
         let opened = tokio::select! {
             biased;
             () = turned(&mut stop) => return,
-            opened = opening => opened.unwrap_or_else(|_| Err(Error("no answer in time".to_owned()))),
+            opened = opening => opened.unwrap_or_else(|_| Err(no_answer())),
         };
         let error = match opened {
             Ok(subscription) => {
-                match lost.take() {
-                    Some(since) => {
-                        let seconds = since.elapsed().as_secs_f64();
-                        tracing::info!(consumer = &*name, source, seconds, "messages come again");
-                    }
-                    None => tracing::info!(consumer = &*name, source, "consuming messages"),
-                }
-                pause = FIRST_PAUSE;
-                metrics.connected(true);
-                let ran = Consumer { shared: &shared, metrics: &metrics, subscription }.run(&mut stop).await;
+                let consumer = Consumer { shared: &shared, metrics: &metrics, outage: &mut outage, subscription };
+                let ran = consumer.run(&mut stop).await;
                 metrics.connected(false);
                 metrics.in_hand(0);
                 match ran {
@@ -101,20 +91,17 @@ pub async fn consume(
             }
             Err(error) => error,
         };
-        if lost.is_none() {
-            lost = Some(Instant::now());
-            tracing::error!(consumer = &*name, source, %error, "no messages come: the broker cannot be used; trying again");
-            said = (Instant::now(), error);
-        } else if said.1 != error && said.0.elapsed() >= ANOTHER_REASON {
-            tracing::error!(consumer = &*name, source, %error, "still no messages come, for another reason; trying again");
-            said = (Instant::now(), error);
-        }
+        let pause = outage.failed(error);
         tokio::select! {
             biased;
             () = turned(&mut stop) => return,
-            () = sleep(pause) => pause = (2 * pause).min(LONGEST_PAUSE),
+            () = sleep(pause) => {}
         }
     }
+}
+
+fn no_answer() -> Error {
+    Error("no answer in time".to_owned())
 }
 
 /// Returns when it is true, or its sender is gone.
@@ -126,11 +113,22 @@ async fn turned(signal: &mut watch::Receiver<bool>) {
 struct Consumer<'a, F> {
     shared: &'a Arc<Shared<F>>,
     metrics: &'a ConsumerMetrics,
+    outage: &'a mut Outage,
     subscription: Box<dyn Subscription>,
 }
 
 impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
     async fn run(mut self, stop: &mut watch::Receiver<bool>) -> Result<(), Error> {
+        if !self.begin(stop).await? {
+            self.subscription.close().await;
+            return Ok(());
+        }
+        if self.outage.takes_over() {
+            let Settings { name, source, .. } = &*self.shared.settings;
+            tracing::info!(consumer = &**name, source = source.to_string(), "consuming messages");
+        }
+        self.metrics.connected(true);
+        let (begun, mut has_ended) = (Instant::now(), false);
         let returning = watch::Sender::new(false);
         let (mut lanes, mut tasks) = (Lanes::default(), JoinSet::new());
         let mut is_stopping = false;
@@ -144,13 +142,15 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     returning.send_replace(true);
                     self.subscription.pause().await?;
                 }
+                () = sleep_until(begun + self.outage.proof(has_ended)), if self.outage.is_on() => self.outage.over(),
                 Some(ended) = tasks.join_next() => {
                     // A panic. The broker delivers again what is not acknowledged.
                     let (receipt, lane, end) = ended.map_err(|_| Error("a message failed".to_owned()))?;
                     lanes.left(&lane);
                     // A broker that is silent must not hold up what it would deliver over another connection.
-                    let told = timeout(ANSWER, self.subscription.end(receipt, &end)).await;
+                    let told = timeout(self.subscription.patience(), self.subscription.end(receipt, &end)).await;
                     told.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())))?;
+                    has_ended = true;
                     self.metrics.ended(match end {
                         End::Done => Ended::Done,
                         End::Dead(_) => Ended::Dead,
@@ -167,6 +167,29 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
             if is_stopping && tasks.is_empty() {
                 self.subscription.close().await;
                 return Ok(());
+            }
+        }
+    }
+
+    /// Waits until this consumer may have the messages; false where it is stopped before.
+    async fn begin(&mut self, stop: &mut watch::Receiver<bool>) -> Result<bool, Error> {
+        let connected = Instant::now();
+        loop {
+            let begun = tokio::select! {
+                biased;
+                () = turned(stop) => return Ok(false),
+                begun = timeout(CONNECT, self.subscription.begin()) => begun.unwrap_or_else(|_| Err(no_answer()))?,
+            };
+            if begun {
+                return Ok(true);
+            }
+            self.outage.stands_by(connected.elapsed());
+            // Those that stand by do not ask all at the same time.
+            let pause = STAND_BY.mul_f64(0.5 + fastrand::f64());
+            tokio::select! {
+                biased;
+                () = turned(stop) => return Ok(false),
+                () = sleep(pause) => {}
             }
         }
     }
@@ -258,6 +281,11 @@ impl Work {
     }
 }
 
+/// The end of a pause that begins now.
+fn after(pause: Duration) -> Instant {
+    Instant::now() + pause.min(LONGEST)
+}
+
 /// Names a message of a consumer whose body is its key.
 fn digest(body: &[u8]) -> Bytes {
     use std::hash::{DefaultHasher, Hasher as _};
@@ -284,8 +312,14 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
                 _ = before => {}
             }
         }
+        // A connection may be lost in a pause between two attempts. The pause is not.
+        let mut next = self.attempts_of(&key).next;
         loop {
             let turn = async {
+                // A timer takes its time even where nothing is to be waited for.
+                if Instant::now() < next {
+                    sleep_until(next).await;
+                }
                 // It is never closed.
                 let turn = self.turns.acquire().await.ok();
                 loop {
@@ -304,20 +338,12 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
             let tries = Tries { attempts: before.count, age: before.since.elapsed() };
             let disposition = (self.current)().consume(message, tries).await;
             drop(turn);
-            let pause = match disposition {
+            next = match disposition {
                 Disposition::Done => return self.forget(&key, End::Done),
                 Disposition::GiveUp { note, .. } => return self.forget(&key, End::Dead(note)),
-                Disposition::Wait(pause) => pause,
-                Disposition::Again { pause, .. } => {
-                    self.remember(key.clone(), before);
-                    pause
-                }
+                Disposition::Wait(pause) => after(pause),
+                Disposition::Again { pause, .. } => self.remember(key.clone(), before, after(pause)),
             };
-            tokio::select! {
-                biased;
-                () = turned(&mut returning) => return End::Returned,
-                () = sleep(pause) => {}
-            }
         }
     }
 
@@ -326,17 +352,21 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
     }
 
     fn attempts_of(&self, key: &Bytes) -> Attempts {
-        self.attempts().get(key).copied().unwrap_or_else(|| Attempts { count: 0, since: Instant::now() })
+        self.attempts().get(key).copied().unwrap_or_else(|| {
+            let now = Instant::now();
+            Attempts { count: 0, since: now, next: now }
+        })
     }
 
-    /// Remembers one attempt more.
-    fn remember(&self, key: Bytes, before: Attempts) {
+    /// Remembers one attempt more, and when the next may begin.
+    fn remember(&self, key: Bytes, before: Attempts, next: Instant) -> Instant {
         let mut attempts = self.attempts();
         if attempts.len() >= REMEMBERED && !attempts.contains_key(&key) {
             // They went to other gates.
             attempts.clear();
         }
-        attempts.insert(key, Attempts { count: before.count.saturating_add(1), ..before });
+        attempts.insert(key, Attempts { count: before.count.saturating_add(1), next, ..before });
+        next
     }
 
     fn forget(&self, key: &Bytes, end: End) -> End {

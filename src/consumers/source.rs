@@ -1,6 +1,7 @@
 //! What a broker is to a consumer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -17,6 +18,9 @@ pub(super) const CONSUMER: &str = "x-oncegate-consumer";
 /// The header of a dead letter that names the message in its stream or topic.
 #[cfg_attr(not(any(feature = "kafka", feature = "nats")), expect(dead_code, reason = "no broker"))]
 pub(super) const POSITION: &str = "x-oncegate-position";
+
+/// How long a broker may take to acknowledge a message, or to keep a dead letter, if it says nothing else.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Why a broker cannot be used now. It never has a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,11 +65,21 @@ pub(super) struct Memory {
 /// The messages of one consumer, over one connection.
 #[async_trait]
 pub(super) trait Subscription: Send {
+    /// Begins to receive messages; false where another consumer has them. Then it can be asked again.
+    async fn begin(&mut self) -> Result<bool, Error> {
+        Ok(true)
+    }
+
     /// The next message; an error where the connection is lost. A call that is given up loses none.
     async fn next(&mut self) -> Result<Received, Error>;
 
     /// Ends a message.
     async fn end(&mut self, receipt: u64, end: &End) -> Result<(), Error>;
+
+    /// How long it may take to end a message. A call that takes longer is given up, and the connection with it.
+    fn patience(&self) -> Duration {
+        ANSWER
+    }
 
     /// Receives no more messages. Those that came before are still to be ended.
     async fn pause(&mut self) -> Result<(), Error>;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::json;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::answer::Reply;
 use super::kept::Kept;
@@ -27,13 +27,18 @@ use crate::idempotency::delivery::{Async, met_by_delivery};
 use crate::idempotency::fingerprint::Fingerprint;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
-use crate::idempotency::record::{Record, Timestamp};
+use crate::idempotency::record::{Record, RecordId, Timestamp};
+use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
 use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, Taken};
-use crate::store::{Error, Listed};
+use crate::store::{Error, Listed, Store};
 use crate::telemetry::outcome::{Code, Outcome};
 
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+
+/// How often, and after what pause, the store is asked again that did not say whether it keeps a request.
+const MORE_TRIES: u32 = 5;
+const TRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// What the store knows of a request that may be accepted.
 enum Known {
@@ -108,19 +113,27 @@ impl ProtectedRequest {
     /// Keeps it, unless there is a record or a delivery of its key.
     async fn keep(&self) -> Result<Known, Problem> {
         // Held until it is kept: a reload looks for what is kept before its rules take the place of these.
-        let retired = self.gate.shared.retired.read().await;
+        let retired = Arc::clone(&self.gate.shared.retired).read_owned().await;
         if retired.contains(&self.state.rules) || self.is_replaced() || !self.is_found_after_reload() {
             return Err(self.retired());
         }
         let body = self.body.whole().await.map_err(|error| spool_problem(&self.gate, &error))?;
         let new = self.new_delivery(body)?;
-        let store = &*self.gate.shared.store;
-        let accepting = async { deliveries::of(store)?.accept(self.id, new).await };
-        match accepting.await.map_err(|error| self.not_accepted(&error))? {
+        let store = &self.gate.shared.store;
+        // In a task of its own: if the client leaves, what the store does goes on.
+        let accepting = tokio::spawn(accept_surely(Arc::clone(store), self.id, new, retired));
+        let accepted = accepting.await.map_err(|_| unkept())?;
+        match accepted.map_err(|error| self.not_accepted(&error))? {
             Acceptance::Accepted => {
+                // The store may have taken longer than the request had left to run.
+                if let (Some(problem), Some(queue)) = (self.bar(), store.deliveries())
+                    && queue.discard(self.id).await.is_ok_and(|was_queued| was_queued)
+                {
+                    return Err(problem);
+                }
                 self.state.arrivals.notify_one();
                 // A retry finds out which of the two counts. This one stays: others may have got a 202 for it.
-                match self.second_look().is_elsewhere(store).await {
+                match self.second_look().is_elsewhere(&**store).await {
                     Ok(false) => Ok(Known::Accepted),
                     Ok(true) => Err(unkept()),
                     Err(error) => Err(self.not_accepted(&error)),
@@ -156,6 +169,7 @@ impl ProtectedRequest {
             request: self.head.id,
             key: self.key.clone(),
             headers: self.head.headers.clone(),
+            certificate: peer.certificate.clone().filter(|_| self.policy().scope.has_certificate()),
         }
     }
 
@@ -178,6 +192,10 @@ impl ProtectedRequest {
                     Err(problem) => self.problem(problem),
                 },
                 Ok(Decision::Supersede) => return self.tried_again(&record).await,
+                // Its delivery asks the upstream, and goes on by what that says.
+                Ok(Decision::Unknown | Decision::Probe) if matches!(self.policy().recovery, Recovery::Probe(_)) => {
+                    return self.tried_again(&record).await;
+                }
                 Ok(decision) => self.permitted_reply(decision, Some(record.until)).await,
                 Err(problem) => self.problem(problem),
             },
@@ -200,8 +218,8 @@ impl ProtectedRequest {
         }
     }
 
-    /// The reply where the outcome is unknown and the route makes another attempt, which is for its delivery to do: if it is
-    /// gone, or was given up, there is none.
+    /// The reply where the outcome is unknown and the route asks the upstream or makes another attempt, which is for its delivery to
+    /// do: if it is gone, or was given up, there is none.
     async fn tried_again(&self, record: &Record) -> Option<Reply> {
         let store = &*self.gate.shared.store;
         let finding = async {
@@ -286,7 +304,8 @@ impl ProtectedRequest {
         let made_by = gate.identifiers.all().position(is_made_by).unwrap_or_default();
         let Delivery { token, accepted_at, .. } = taken.delivery;
         let (head_of_record, timeout) = (taken.delivery.head.clone(), policy.deliver.timeout);
-        let kept = Kept { head: head_of_record, timeout, token, accepted_at, taken_at: taken.now };
+        let unknown_ttl = record.details().unknown_ttl.unwrap_or(policy.unknown_ttl);
+        let kept = Kept { head: head_of_record, timeout, token, unknown_ttl, accepted_at, taken_at: taken.now };
         let identifier = gate.identifiers.all().nth(made_by).unwrap_or(&gate.identifiers.first).clone();
         Ok(Self {
             gate: Arc::clone(gate),
@@ -309,8 +328,71 @@ impl ProtectedRequest {
     }
 }
 
+/// Keeps a request under the rules that `permission` holds in force. While the store does not say whether it did, it is asked again
+/// a few times: the rules are not to change before that is known.
+async fn accept_surely<T>(
+    store: Arc<dyn Store>,
+    id: RecordId,
+    new: NewDelivery,
+    permission: T,
+) -> Result<Acceptance, Error> {
+    let mut tries = 0;
+    loop {
+        let accepted = async { deliveries::of(&*store)?.accept(id, new.clone()).await }.await;
+        match accepted {
+            Err(Error::Indeterminate(_)) if tries < MORE_TRIES => tries += 1,
+            accepted => {
+                drop(permission);
+                return accepted;
+            }
+        }
+        sleep(TRY_PAUSE).await;
+    }
+}
+
 /// It may have been kept all the same: then a retry finds it.
 fn unkept() -> Problem {
     let detail = "the request could not be kept for its delivery; send it again with the same key";
     Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+    use tokio::sync::oneshot::error::TryRecvError;
+
+    use super::*;
+    use crate::idempotency::record::Attempt;
+    use crate::store::OriginId;
+    use crate::store::memory::Memory;
+    use crate::store::unreliable::{Fault, Operation, Unreliable};
+
+    fn delivery() -> NewDelivery {
+        let empty = Bytes::new;
+        let (token, origin, lane) = (Attempt([1; 16]), OriginId(1), Lane(0));
+        NewDelivery { token, origin, lane, head: empty(), request: empty(), body: empty() }
+    }
+
+    /// A reload that changes how keys are found looks for what is kept once it has the permission.
+    #[tokio::test(start_paused = true)]
+    async fn the_rules_may_change_only_once_it_is_known_whether_a_request_is_kept() {
+        for (faults, is_kept) in [
+            (vec![Fault::Delay(Duration::from_secs(60))], true),
+            (vec![Fault::LoseAnswer, Fault::LoseCall], true),
+            (vec![Fault::Refuse], false),
+        ] {
+            let store = Arc::new(Unreliable::new(Arc::new(Memory::new())));
+            store.script_for(Operation::Accept, faults);
+            let id = RecordId([1; 32]);
+            let (permission, mut released) = oneshot::channel::<()>();
+            let accepting = tokio::spawn(accept_surely(Arc::<Unreliable>::clone(&store), id, delivery(), permission));
+            tokio::task::yield_now().await;
+            while released.try_recv() == Err(TryRecvError::Empty) {
+                tokio::time::advance(Duration::from_millis(10)).await;
+            }
+            let found = store.deliveries().unwrap().delivery(id).await.unwrap();
+            assert_eq!(found.is_some(), is_kept);
+            assert_eq!(accepting.await.unwrap().is_ok(), is_kept);
+        }
+    }
 }

@@ -166,14 +166,15 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     let ended = match exchanged {
         Exchanged::Whole(whole) => {
             record = whole.record;
-            answered(request, whole.answer, &whole.control, settle)
+            answered(request, whole.answer, &whole.control, false, settle)
         }
         Exchanged::Large(large) => {
             let limit = request.timeout();
             let limits = RelayLimits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
             let following =
                 Following { rest: large.rest, limits, connection: large.connection, counted: Arc::clone(&counted) };
-            match answered(request, large.tombstone, &large.control, settle) {
+            let lacks_memory = following.rest.lacks_memory;
+            match answered(request, large.tombstone, &large.control, lacks_memory, settle) {
                 // The attempt runs until all of the answer is there, and its key is not free before.
                 Ended { end: End::Release, outcome, answer: Ok(answer) } => {
                     match relay_released(request, following, &answer, &mut recipient.client).await {
@@ -356,12 +357,22 @@ fn ending(request: &ProtectedRequest, answer: &Answer) -> Ending {
     }
 }
 
-/// What a complete answer comes to.
-fn answered(request: &ProtectedRequest, answer: Answer, control: &Control, settle: Settle) -> Ended {
+/// What a complete answer comes to, or the head of one that is too large, or that the gate `lacks_memory` for.
+fn answered(
+    request: &ProtectedRequest,
+    answer: Answer,
+    control: &Control,
+    lacks_memory: bool,
+    settle: Settle,
+) -> Ended {
     let ending = ending(request, &answer);
     let policy = request.policy();
     let content = answer.content.as_ref().filter(|_| !policy.outcomes_body.0.is_empty() && !request.head.is_call());
-    let by_body = content.and_then(|content| policy.outcomes_body.judge(&answer.headers, &content.body));
+    let by_body = match content {
+        Some(content) => policy.outcomes_body.judge(&answer.headers, &content.body),
+        None if lacks_memory => policy.outcomes_body.unread(&answer.headers, policy.outcomes.action(ending)),
+        None => None,
+    };
     let (end, outcome) = match settle(policy, ending, control, by_body) {
         Verdict::Complete { ttl, keep_body } => {
             let kept = match policy.response_headers.exclude.is_empty() {

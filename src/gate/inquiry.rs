@@ -39,7 +39,6 @@ pub(super) struct Question<'a> {
     target: Uri,
     headers: HeaderMap,
     sending: SendContext<'static>,
-    reuse: Reuse,
 }
 
 impl<'a> Question<'a> {
@@ -73,7 +72,7 @@ impl<'a> Question<'a> {
         if upstream.settings().reuse == Sharing::Caller {
             sending = sending.in_scope(request.scope_digest());
         }
-        Self { gate: &request.gate, upstream, target, headers, sending, reuse: Reuse::Unprotected }
+        Self { gate: &request.gate, upstream, target, headers, sending }
     }
 
     /// The headers alone, to ask later.
@@ -83,7 +82,7 @@ impl<'a> Question<'a> {
 
     /// With these headers, and counted for no client. Its connection is its own: those of requests belong to their threads.
     pub(super) fn of_gate(gate: &'a Gate, upstream: &'a Upstream, target: Uri, headers: HeaderMap) -> Self {
-        Self { gate, upstream, target, headers, sending: SendContext::default(), reuse: Reuse::Never }
+        Self { gate, upstream, target, headers, sending: SendContext::default().alone() }
     }
 
     /// A digest of what is asked, of whom, and with which headers. Those that are another's at each try do not count: they
@@ -122,7 +121,7 @@ impl<'a> Question<'a> {
         *question.uri_mut() = self.target;
         *question.headers_mut() = self.headers;
         let failed = |error: &Error| pass::problem(upstream, error);
-        let sent = upstream.send(question, self.reuse, &self.sending).await;
+        let sent = upstream.send(question, Reuse::Unprotected, &self.sending).await;
         let (response, connection) = sent.map_err(|error| failed(&error))?;
         let (parts, body) = response.into_parts();
         let version = parts.version;
@@ -130,9 +129,7 @@ impl<'a> Question<'a> {
         let answer = head_of_answer(parts, &self.gate.added)?;
         match capture(body, version, MAX_ANSWER, (&self.gate.shared.usage.memory).into(), None).await {
             Ok(Captured::Whole { body, trailers, .. }) => {
-                if self.reuse != Reuse::Never {
-                    connection.return_to_pool();
-                }
+                connection.return_to_pool();
                 Ok(Inquired { answer: whole_answer(answer, body, trailers.as_ref()), control })
             }
             Ok(Captured::TooLarge(_)) => {

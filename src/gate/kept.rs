@@ -14,6 +14,8 @@ pub(super) struct Kept {
     pub(super) timeout: Duration,
     /// Names its delivery.
     pub(super) token: Attempt,
+    /// How long its record is kept where the outcome is unknown: the head says it too, and both tell since when.
+    pub(super) unknown_ttl: Duration,
     pub(super) accepted_at: Timestamp,
     pub(super) taken_at: Timestamp,
 }

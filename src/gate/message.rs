@@ -131,7 +131,9 @@ impl Gate {
         let (mut parts, ()) = Request::new(()).into_parts();
         (parts.method, parts.uri, parts.headers) = (message.method.clone(), message.target.clone(), headers);
         let peer = Peer { may_be_trusted: false, ..Peer::new((Ipv4Addr::LOCALHOST, 0).into()) };
-        Head::of(parts, peer, &self.context).map_err(|problem| given_up(problem.code, &problem.detail))
+        let head = Head::of(parts, peer, &self.context).map_err(|problem| given_up(problem.code, &problem.detail))?;
+        // The upstream may move, and a message that is delivered again must find its record all the same.
+        Ok(if message.host.is_none() { head.without_host() } else { head })
     }
 }
 
@@ -189,6 +191,19 @@ mod tests {
         let head = gate.message_head(&gate.router.routes()[0], &message).unwrap();
         let kept = sent.map(|(name, _)| head.headers.contains_key(name));
         assert_eq!(kept, [false, false, false, true]);
+    }
+
+    /// A broker may deliver it again after the upstream has moved.
+    #[tokio::test]
+    async fn the_address_of_the_upstream_is_no_part_of_who_sent_a_message() {
+        let gate = gate_before(Arc::new(Nowhere::default()), vec![route("orders", Mode::Protect, "host")]);
+        let named = [None, Some(HeaderValue::from_static("orders.example"))].map(|host| {
+            let (method, target, headers) = (Method::POST, "/orders".parse().unwrap(), HeaderMap::new());
+            let message = Message { method, target, host, headers, body: Bytes::new(), key: Found::Fingerprint };
+            let head = gate.message_head(&gate.router.routes()[0], &message).unwrap();
+            (head.authority().map(str::to_owned), head.headers.contains_key(HOST))
+        });
+        assert_eq!(named, [(None, false), (Some("orders.example".to_owned()), true)]);
     }
 
     #[tokio::test(start_paused = true)]

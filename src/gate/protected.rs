@@ -175,7 +175,7 @@ impl ProtectedRequest {
             origin: self.state.origin,
             lease: self.policy().lease,
             ttl: self.policy().ttl,
-            unknown_ttl: self.policy().unknown_ttl,
+            unknown_ttl: self.kept.as_ref().map_or(self.policy().unknown_ttl, |kept| kept.unknown_ttl),
             head: self.kept.as_ref().map_or_else(|| self.record_head().encode(), |kept| kept.head.clone()),
         })
     }

@@ -144,7 +144,7 @@ impl Head {
     /// The gate would not take it any more: its target or host is none.
     pub(super) fn accepted(kept: AcceptedRequest, context: &Arc<ForwardingContext>) -> Result<Self, Problem> {
         let AcceptedRequest { method, target, version, is_secure, may_be_trusted, peer, request, headers, .. } = kept;
-        let peer = Peer { may_be_trusted, is_secure, ..Peer::new((peer, 0).into()) };
+        let peer = Peer { may_be_trusted, is_secure, certificate: kept.certificate, ..Peer::new((peer, 0).into()) };
         let (mut parts, ()) = Request::new(()).into_parts();
         (parts.method, parts.uri, parts.version, parts.headers) = (method, target, version, headers);
         Self::framed(parts, None, peer, context, (request, None))
@@ -166,6 +166,12 @@ impl Head {
             notes: self.notes.clone(),
             token: self.token.clone(),
         }
+    }
+
+    /// The same head, which names no host: it gets that of its upstream when it is sent.
+    pub(super) fn without_host(mut self) -> Self {
+        self.headers.remove(HOST);
+        Self { host: None, ..self }
     }
 
     /// Where it came from.

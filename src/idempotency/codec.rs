@@ -419,6 +419,11 @@ impl<'a> Reader<'a> {
         String::from_utf8(self.part()?.into()).map_err(|_| Unreadable)
     }
 
+    /// Whether nothing is left.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.at == self.source.len()
+    }
+
     /// Everything that is left, shared with the source.
     pub(super) fn rest(&mut self) -> Bytes {
         let rest = self.source.slice(self.at..);
@@ -428,7 +433,7 @@ impl<'a> Reader<'a> {
 
     /// Ends the reading: nothing may be left.
     pub(super) fn finish(self) -> Result<(), Unreadable> {
-        if self.at == self.source.len() { Ok(()) } else { Err(Unreadable) }
+        if self.is_at_end() { Ok(()) } else { Err(Unreadable) }
     }
 }
 

@@ -88,10 +88,20 @@ impl ClientCertificate {
         Some(Self { subject, san: san.map(|extension| extension.extn_value.into_bytes()) })
     }
 
+    /// Of its [`parts`](Self::parts).
+    pub(super) fn of_parts(subject: &[u8], san: Option<&[u8]>) -> Self {
+        Self { subject: subject.to_vec(), san: san.map(<[u8]>::to_vec) }
+    }
+
+    /// The subject's name and the alternative names, in DER.
+    pub(super) fn parts(&self) -> [Option<&[u8]>; 2] {
+        [Some(&self.subject), self.san.as_deref()]
+    }
+
     /// With this subject, which need not be DER, and no alternative names.
     #[cfg(test)]
     pub(super) fn named(subject: &[u8]) -> Self {
-        Self { subject: subject.to_vec(), san: None }
+        Self::of_parts(subject, None)
     }
 
     /// The subject's name, in DER.
@@ -163,6 +173,12 @@ impl Scope {
     #[must_use]
     pub fn has_claims(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, ScopePart::Claim(_)))
+    }
+
+    /// Whether it has a part of a client's certificate.
+    #[must_use]
+    pub fn has_certificate(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, ScopePart::ClientCert(_)))
     }
 
     /// The parts as the configuration writes them.

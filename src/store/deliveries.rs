@@ -163,6 +163,22 @@ pub struct Take {
     pub is_ordered: bool,
 }
 
+/// Whose turn it is among the due deliveries of a route, where not all of them can be taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Turn {
+    /// The lane that had the last one.
+    pub(super) lane: Option<Lane>,
+    /// Whether a lane goes before the oldest.
+    pub(super) is_lanes: bool,
+}
+
+/// A delivery that may be taken.
+pub(super) struct Pick<T> {
+    pub(super) what: T,
+    /// The lane whose turn it is; nothing where it goes by age.
+    pub(super) lane: Option<Lane>,
+}
+
 /// Some deliveries that were taken.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
@@ -258,6 +274,34 @@ pub struct DeliveryCount {
     pub oldest: Option<Duration>,
     /// How many are dead.
     pub dead: u64,
+}
+
+impl Turn {
+    /// How many of so many go by age.
+    pub(super) fn share_of_age(self, count: usize) -> usize {
+        if self.is_lanes { count / 2 } else { count.div_ceil(2) }
+    }
+
+    /// One by age and one by lane in turn, and then what is left of either.
+    pub(super) fn alternate<T>(self, by_age: Vec<T>, by_lane: Vec<(Lane, T)>) -> Vec<Pick<T>> {
+        let mut by_age = by_age.into_iter().map(|what| Pick { what, lane: None });
+        let mut by_lane = by_lane.into_iter().map(|(lane, what)| Pick { what, lane: Some(lane) });
+        let mut is_lanes = !self.is_lanes;
+        let next = || {
+            is_lanes = !is_lanes;
+            if is_lanes { by_lane.next().or_else(|| by_age.next()) } else { by_age.next().or_else(|| by_lane.next()) }
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    /// Whose turn it is after the first `taken` of these. `last_lane` was looked at last; a lane whose delivery is left keeps its
+    /// turn.
+    pub(super) fn after<T>(self, picks: &[Pick<T>], taken: usize, last_lane: Option<Lane>) -> Self {
+        let taken_lane = picks.iter().take(taken).rev().find_map(|pick| pick.lane);
+        let lane = if taken < picks.len() { taken_lane } else { last_lane };
+        let last = taken.checked_sub(1).and_then(|last| picks.get(last));
+        Self { lane: lane.or(self.lane), is_lanes: last.map_or(self.is_lanes, |last| last.lane.is_none()) }
+    }
 }
 
 impl DeliveryFilter {

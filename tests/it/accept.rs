@@ -298,6 +298,47 @@ fn what_is_queued_is_encrypted_and_its_key_may_be_replaced() {
     assert_eq!(upstream.seen()[0].head.get("x-secret-name").as_deref(), Some("Ada"));
 }
 
+/// Its client is not there to see that: the delivery has its end when the attempt has.
+#[test]
+fn an_answer_that_breaks_off_after_some_pieces_is_no_end_of_a_delivery() {
+    if is_refused_here() {
+        return;
+    }
+    let moment = Duration::from_millis(100);
+    let upstream = Upstream::start(move |_| {
+        let head = Reply::raw("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\npart\r\n");
+        head.pause(moment).then("4\r\nmore\r\n").pause(moment).then("4\r\nmore\r\n").pause(moment).close()
+    });
+    let gate = accepting(&upstream, "body = \"stream\"\n").start();
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    let dead = || gate.admin("GET", "/api/v1/deliveries?state=dead", None).json()["deliveries"].clone();
+    let dead = eventually("it is given up", || Some(dead()).filter(|dead| dead[0]["id"] == id_of(&location)));
+    assert_eq!(dead[0]["reason"], "outcome-unknown", "{dead}");
+    assert_eq!(status(&gate, &location)["state"], "unknown");
+}
+
+/// By its record, which says for how long it is kept, and by the store, which does so.
+#[test]
+fn an_outcome_is_unknown_since_it_is_whatever_the_configuration_says_by_then() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::nothing().close());
+    let plan = accepting(&upstream, "");
+    let with = |ttl: &str| plan.clone().defaults(&format!("{ACCEPT}unknown_ttl = \"{ttl}\"\n"));
+    let gate = with("30d").start();
+    let pause = json!({"route": route_of(&gate), "reason": "look"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause))), 204);
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    gate.stop();
+    let gate = with("7d").start();
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&pause))), 204);
+    wait_for(&gate, &location, "unknown");
+    let record = gate.admin("GET", &format!("/api/v1/records/{}", id_of(&location)), None).json();
+    // RFC 3339 sorts as it is.
+    assert!(record["unknown_since"].as_str() >= record["claimed_at"].as_str(), "{record}");
+}
+
 /// As those of records: a retry of what is forgotten would be accepted again, and its route may be gone.
 #[test]
 fn what_is_queued_keeps_its_rules_and_its_route() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::support::frames::{CONTINUATION, block, frame};
 use crate::support::h2::{Conn, DATA, END_HEADERS, END_STREAM, HEADERS, OK, RST_STREAM};
 use crate::support::http2::{Http2, post};
-use crate::support::{Gate, H2, Plan, Request, Response};
+use crate::support::{Gate, H2, Plan, Request, Response, eventually};
 
 mod goodbyes;
 mod messages;
@@ -60,6 +60,24 @@ fn complete(script: impl Fn(&mut Conn, u32) + Send + Sync + 'static) {
     let (gate, _upstream, answer) = first(script);
     assert_eq!((answer.status, answer.text()), (200, "paid".to_owned()), "{}", answer.show());
     assert_eq!(gate.states("k"), ["completed"]);
+}
+
+/// Questions that no client waits for as well.
+#[test]
+fn an_upstream_that_speaks_nothing_else_is_asked_about_unknown_outcomes_by_http_2() {
+    let posted = AtomicUsize::new(0);
+    let upstream = H2::start(&[], move |mut conn| {
+        while let Some(stream) = conn.request() {
+            match posted.fetch_add(1, Ordering::SeqCst) {
+                0 => conn.reset(stream, INTERNAL_ERROR),
+                _ => conn.answer(stream, b"paid"),
+            }
+        }
+    });
+    let recovery = "recovery = { probe = \"/by-key/{key}\", after = \"0s\", every = \"1s\" }\n";
+    let gate = before(&upstream).defaults(recovery).start();
+    gate.post("/charges", "k", "{}").expect_problem(502, "upstream-broken");
+    eventually("it is found out", || (gate.states("k") == ["completed"]).then_some(()));
 }
 
 #[test]

@@ -159,7 +159,8 @@ pub(super) fn unrecorded(
     request.reply_with(outcome, answer, body)
 }
 
-/// Whether the client may have an answer while it comes. By its head it must be one that is kept: what is released or held
+/// Whether the client may have an answer while it comes. A delivery or a message has no client: it gets its reply when the attempt has
+/// ended, and is over with it. By its head it must be one that is kept: what is released or held
 /// says so in its head, and a call says how it ended only in its trailers. A client must see where it breaks off, which
 /// HTTP/1.0 shows by its length alone.
 pub(super) fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &Control, settle: Settle) -> bool {
@@ -167,7 +168,8 @@ pub(super) fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &
     let is_kept =
         || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control, None), Verdict::Complete { .. });
     let shows_its_end = || request.head.version > Version::HTTP_10 || has_length(answer);
-    policy.body == Delivery::Stream && !request.head.is_call() && is_kept() && shows_its_end()
+    let is_awaited = !request.is_unattended && !request.head.is_call();
+    policy.body == Delivery::Stream && is_awaited && is_kept() && shows_its_end()
 }
 
 /// Whether trailers can follow an answer whose head is with its client: HTTP/1.1 takes none behind a length, and none that

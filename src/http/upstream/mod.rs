@@ -71,7 +71,7 @@ pub enum Reuse {
     Protected,
     /// Any that look open.
     Unprotected,
-    /// None: an upgrade takes the connection over.
+    /// None: an upgrade takes the connection over, which HTTP/1.1 alone has.
     Never,
 }
 
@@ -201,7 +201,8 @@ impl Upstream {
     ) -> Result<(Response<Incoming>, PooledConnection), Error> {
         let mut tries = 0;
         let method = request.method().clone();
-        let owner = Owner::of(self.0.settings.reuse, context.scope.as_ref(), request.headers());
+        let sharing = if context.is_alone { Sharing::Never } else { self.0.settings.reuse };
+        let owner = Owner::of(sharing, context.scope.as_ref(), request.headers());
         let purpose = Purpose { reuse, owner };
         let turn = match context.party {
             Some(party) => self.take_turn(party).await.map_err(Error::NotSent)?,

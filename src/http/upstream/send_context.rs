@@ -13,6 +13,7 @@ pub struct SendContext<'a> {
     pub(super) interim: Option<Interim>,
     pub(super) scope: Option<[u8; 32]>,
     pub(super) party: Option<PartyOf<'a>>,
+    pub(super) is_alone: bool,
 }
 
 impl<'a> SendContext<'a> {
@@ -32,6 +33,12 @@ impl<'a> SendContext<'a> {
     #[must_use]
     pub fn in_scope(self, digest: [u8; 32]) -> Self {
         Self { scope: Some(digest), ..self }
+    }
+
+    /// On a connection of its own, which carries nothing before or after it.
+    #[must_use]
+    pub fn alone(self) -> Self {
+        Self { is_alone: true, ..self }
     }
 
     /// Whether the request was handed to a connection: from then on a byte of it may have been sent.

@@ -13,10 +13,12 @@
 //! | 8 | the id of the request |
 //! | part | the key |
 //! | list | headers in the order sent, each a part for its name and a part for its value |
+//! | part, part | the subject of its client's certificate, and the alternative names if there are any; nothing where no part of the scope is one of these |
 
 use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, Version};
@@ -25,6 +27,7 @@ use super::{PLAIN, Unreadable, VERSION, fields, open, put_fields};
 use crate::idempotency::encoding::put;
 use crate::idempotency::key::Key;
 use crate::idempotency::record::RequestId;
+use crate::idempotency::scope::ClientCertificate;
 
 /// A request that is delivered later, without its body.
 #[derive(Clone, PartialEq, Eq)]
@@ -47,6 +50,8 @@ pub struct AcceptedRequest {
     pub key: Key,
     /// Its headers.
     pub headers: HeaderMap,
+    /// What its client's certificate says, where the scope of its route has a part of that.
+    pub certificate: Option<Arc<ClientCertificate>>,
 }
 
 impl fmt::Debug for AcceptedRequest {
@@ -74,6 +79,9 @@ impl AcceptedRequest {
         put(&mut out, self.key.as_str().as_bytes());
         let headers: Vec<_> = self.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
         put_fields(&mut out, &headers);
+        if let Some(certificate) = &self.certificate {
+            certificate.parts().into_iter().flatten().for_each(|part| put(&mut out, part));
+        }
         out.into()
     }
 
@@ -100,8 +108,14 @@ impl AcceptedRequest {
         for (name, value) in fields(&mut reader)? {
             headers.append(name, value);
         }
+        let mut certificate = None;
+        if !reader.is_at_end() {
+            let subject = reader.part()?;
+            let san = if reader.is_at_end() { None } else { Some(reader.part()?) };
+            certificate = Some(Arc::new(ClientCertificate::of_parts(&subject, san.as_deref())));
+        }
         reader.finish()?;
-        Ok(Self { method, target, version, is_secure, may_be_trusted, peer, request, key, headers })
+        Ok(Self { method, target, version, is_secure, may_be_trusted, peer, request, key, headers, certificate })
     }
 }
 
@@ -126,6 +140,7 @@ mod tests {
             request: RequestId(NonZeroU64::new(7).unwrap()),
             key: Key::parse("k-1", 255).unwrap(),
             headers: headers.iter().map(line).collect(),
+            certificate: None,
         }
     }
 
@@ -133,8 +148,12 @@ mod tests {
     fn a_request_survives() {
         for target in ["/v1/charges?x=%20&y", "http://shop.example/v1", "*"] {
             let lines = [("host", b"shop".to_vec()), ("x-raw", b"caf\xe9".to_vec()), ("host", b"b".to_vec())];
-            let kept = request(target, &lines);
-            assert_eq!(AcceptedRequest::decode(&kept.encode()), Ok(kept));
+            let (subject, san) = (b"subject", &b"names"[..]);
+            for certificate in [None, Some((subject, None)), Some((subject, Some(san)))] {
+                let certificate = certificate.map(|(subject, san)| Arc::new(ClientCertificate::of_parts(subject, san)));
+                let kept = AcceptedRequest { certificate, ..request(target, &lines) };
+                assert_eq!(AcceptedRequest::decode(&kept.encode()), Ok(kept));
+            }
         }
     }
 

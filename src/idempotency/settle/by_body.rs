@@ -64,6 +64,13 @@ impl BodyOutcomes {
         Media::read(&told).is_some_and(|media| media.is_json()) && !media::is_coded(&told)
     }
 
+    /// What an answer comes to whose body the gate had no memory for: the body might say that the request took effect, so that its key
+    /// does not become free where that is what happens `otherwise`.
+    #[must_use]
+    pub fn unread(&self, headers: &[(HeaderName, HeaderValue)], otherwise: Action) -> Option<Action> {
+        (otherwise == Action::Release && self.concern(headers)).then_some(Action::Hold)
+    }
+
     /// What the first rule that matches says of a whole answer; nothing where none does. What is larger than
     /// [`LARGEST_JUDGED`] or is not JSON matches nothing, and a rule does not match where a name on its way stands twice.
     #[must_use]
@@ -172,6 +179,16 @@ mod tests {
 
     fn judge(rules: &[BodyRule], body: &str) -> Option<Action> {
         BodyOutcomes(rules.to_vec()).judge(&headers(JSON), body.as_bytes())
+    }
+
+    #[test]
+    fn a_body_that_there_was_no_memory_for_frees_no_key() {
+        let rules = BodyOutcomes(vec![rule("/charged", Scalar::Flag(true), Action::Store)]);
+        let (json, text) = (headers(JSON), headers(&[("content-type", "text/plain")]));
+        assert_eq!(rules.unread(&json, Action::Release), Some(Action::Hold));
+        assert_eq!(rules.unread(&json, Action::Store), None);
+        assert_eq!(rules.unread(&text, Action::Release), None);
+        assert_eq!(BodyOutcomes::default().unread(&json, Action::Release), None);
     }
 
     #[test]

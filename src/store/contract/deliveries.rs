@@ -179,6 +179,44 @@ pub(super) async fn each_lane_has_its_turn(harness: Harness) {
     }
 }
 
+/// Where a take gives one delivery, or few, because that is all that was asked for or all that has room.
+pub(super) async fn each_lane_has_its_turn_where_few_are_taken(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    let others = 30..34;
+    for (limit, max_bytes) in [(1, usize::MAX >> 1), (4, 1), (4, 10), (64, 1), (64, 10)] {
+        for number in 0..20 {
+            accept(queue, number, 1).await;
+        }
+        for number in others.clone() {
+            accept(queue, number, i64::from(number)).await;
+        }
+        let mut taken = Vec::new();
+        // Every second is of a lane, and there are five.
+        while taken.len() < 12 {
+            let batch = take(queue, Take { limit, max_bytes, ..all() }).await;
+            assert!((1..=2).contains(&batch.taken.len()) && batch.is_more, "{limit}, {max_bytes}: {batch:?}");
+            taken.extend(ids(&batch));
+        }
+        let is_other = |id: &&RecordId| others.clone().any(|number| **id == super::id(number));
+        assert_eq!(taken.iter().filter(is_other).count(), 4, "{limit}, {max_bytes}: {taken:?}");
+        // The other half goes by age.
+        assert!((0..4).all(|number| taken.contains(&id(number))), "{limit}, {max_bytes}: {taken:?}");
+        for number in (0..20).chain(others.clone()) {
+            assert!(queue.discard(id(number)).await.expect("the store works"));
+        }
+    }
+    for (number, lane) in [(0, 1), (1, 1), (2, 1), (3, 1), (30, 2), (31, 3)] {
+        accept(queue, number, lane).await;
+    }
+    let mut seen = HashSet::new();
+    for _ in 0..6 {
+        let ordered = Take { limit: 1, is_ordered: true, hold: Duration::from_millis(1), ..all() };
+        seen.extend(ids(&take(queue, ordered).await));
+        short_passes(&harness).await;
+    }
+    assert_eq!(seen, HashSet::from([id(0), id(30), id(31)]));
+}
+
 /// Its place in the order of acceptance is before all of the others, and it is due after them.
 pub(super) async fn what_is_queued_again_has_its_turn_beside_a_long_lane(harness: Harness) {
     let Some(queue) = harness.store.deliveries() else { return };

@@ -167,6 +167,7 @@ where
         deliveries::what_is_taken_is_held
         deliveries::a_lane_is_taken_in_order
         deliveries::each_lane_has_its_turn
+        deliveries::each_lane_has_its_turn_where_few_are_taken
         deliveries::one_lane_fills_a_batch
         deliveries::what_is_queued_again_has_its_turn_beside_a_long_lane
         deliveries::a_batch_has_its_limits

@@ -10,7 +10,7 @@ use super::{Memory, Tables};
 use crate::idempotency::record::{Attempt, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
-    Lane, NewDelivery, Sequence, Take, Taken,
+    Lane, NewDelivery, Pick, Sequence, Take, Taken, Turn,
 };
 use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, OriginId, rules};
@@ -21,8 +21,19 @@ pub(super) struct Queue {
     kept: BTreeMap<RecordId, Kept>,
     paused: BTreeSet<i64>,
     last: u64,
-    /// After which lane each origin goes on.
-    turns: BTreeMap<i64, Lane>,
+    /// How each origin goes on.
+    turns: BTreeMap<i64, Turn>,
+}
+
+/// What may be taken of all that is due.
+struct Chosen {
+    picks: Vec<Pick<Taken>>,
+    /// Not all that is due can be taken.
+    is_crowded: bool,
+    /// There are more than these.
+    is_more: bool,
+    /// The last lane that had its turn, where they have turns.
+    last_lane: Option<Lane>,
 }
 
 struct Kept {
@@ -162,14 +173,21 @@ impl Tables {
         if due > now {
             return Batch { next_due_in: Some(due.since(now)), ..Batch::default() };
         }
-        let mut batch = self.queue.choose(take, now);
-        let (chosen, until, mut bytes) = (std::mem::take(&mut batch.taken), now.plus(take.hold), 0);
-        for mut taken in chosen {
-            if bytes >= take.max_bytes {
-                batch.is_more = true;
-                break;
-            }
-            bytes += taken.request.len() + taken.body.len();
+        let Chosen { picks, is_crowded, is_more, last_lane } = self.queue.choose(take, now);
+        let turn = self.queue.turns.get(&take.origin.0).copied().unwrap_or_default();
+        let mut bytes = 0;
+        let fits = |pick: &&Pick<Taken>| {
+            let fits = bytes < take.max_bytes;
+            bytes += pick.what.request.len() + pick.what.body.len();
+            fits
+        };
+        let count = picks.iter().take_while(fits).count();
+        if is_crowded {
+            self.queue.turns.insert(take.origin.0, turn.after(&picks, count, last_lane));
+        }
+        let mut batch = Batch { is_more: is_more || count < picks.len(), ..Batch::default() };
+        let until = now.plus(take.hold);
+        for Pick { what: mut taken, .. } in picks.into_iter().take(count) {
             if let Some(kept) = self.queue.kept.get_mut(&taken.delivery.id) {
                 kept.delivery.state = DeliveryState::Queued { due: until };
                 taken.delivery.state = kept.delivery.state;
@@ -233,8 +251,8 @@ impl Queue {
         dues.min()
     }
 
-    /// What is taken of all that is due: the oldest, and where that is not all, one of each lane in turn for a half.
-    fn choose(&mut self, take: &Take, now: Timestamp) -> Batch {
+    /// What may be taken of all that is due: the oldest, and where that is not all, one of each lane in turn for a half.
+    fn choose(&self, take: &Take, now: Timestamp) -> Chosen {
         let queued = || self.kept.values().filter(|kept| kept.origin == take.origin && !kept.delivery.is_dead());
         let mut first: BTreeMap<Lane, Sequence> = BTreeMap::new();
         for Kept { delivery, .. } in queued() {
@@ -248,36 +266,33 @@ impl Queue {
         due.sort_by_key(|kept| (kept.delivery.due(), kept.delivery.sequence));
         let limit = take.limit.max(1);
         let is_more = due.len() > limit;
-        let mut chosen: Vec<&Kept> = Vec::new();
-        let turn = self.turns.get(&take.origin.0).copied();
-        let mut after = None;
-        if is_more {
-            chosen.extend(due.drain(..limit.div_ceil(2)));
+        let bytes: usize = due.iter().map(|kept| kept.request.len() + kept.body.len()).sum();
+        let is_crowded = is_more || bytes > take.max_bytes;
+        let turn = self.turns.get(&take.origin.0).copied().unwrap_or_default();
+        let mut by_lane: Vec<(Lane, &Kept)> = Vec::new();
+        if is_crowded {
+            let share = turn.share_of_age(limit.min(due.len()));
             let mut of_lane: BTreeMap<Lane, &Kept> = BTreeMap::new();
-            for kept in due.iter().rev() {
+            for kept in due[share..].iter().rev() {
                 of_lane.insert(kept.delivery.lane, kept);
             }
-            let (before, behind): (Vec<_>, Vec<_>) = of_lane.into_iter().partition(|(lane, _)| Some(*lane) <= turn);
-            for (lane, kept) in behind.into_iter().chain(before).take(limit - chosen.len()) {
-                chosen.push(kept);
-                after = Some(lane);
-            }
-            due.retain(|kept| !chosen.iter().any(|chosen| chosen.delivery.id == kept.delivery.id));
+            let (before, behind): (Vec<_>, Vec<_>) =
+                of_lane.into_iter().partition(|(lane, _)| Some(*lane) <= turn.lane);
+            by_lane.extend(behind.into_iter().chain(before).take(limit - share));
+            due.retain(|kept| !by_lane.iter().any(|(_, of_lane)| of_lane.delivery.id == kept.delivery.id));
         }
-        // Where there are few lanes.
-        due.truncate(limit - chosen.len());
-        chosen.extend(due);
+        // Where there are few lanes, more of the oldest.
+        due.truncate(limit - by_lane.len());
         let taken = |kept: &Kept| Taken {
             delivery: kept.delivery.clone(),
             now,
             request: kept.request.clone(),
             body: kept.body.clone(),
         };
-        let taken = chosen.into_iter().map(taken).collect();
-        if let Some(lane) = after {
-            self.turns.insert(take.origin.0, lane);
-        }
-        Batch { taken, is_more, next_due_in: None }
+        let last_lane = by_lane.last().map(|(lane, _)| *lane);
+        let picks = turn.alternate(due, by_lane).into_iter();
+        let picks = picks.map(|Pick { what, lane }| Pick { what: taken(what), lane }).collect();
+        Chosen { picks, is_crowded, is_more, last_lane }
     }
 
     fn change(&mut self, Held { id, token, until }: Held, change: Change, now: Timestamp) -> bool {

@@ -237,8 +237,16 @@ fn read_alone(operation: &Operation, answer: Value) -> Result<Reply, Error> {
         Operation::Await(_) => Ok(Reply::Awaited(number(&answer)? == 1)),
         Operation::Renew(held) => {
             let Value::Array(answers) = answer else { return Err(unexpected_reply(Unreadable)) };
-            let renewed = held.iter().zip(answers).filter(|(_, answer)| *answer == Value::Int(1));
-            Ok(Reply::Renewed(renewed.map(|(held, _)| held.id).collect()))
+            let (mut renewed, mut refused) = (Vec::new(), None);
+            for (held, answer) in held.iter().zip(answers) {
+                match answer {
+                    Value::Int(1) => renewed.push(held.id),
+                    Value::ServerError(error) => refused = Some(error::of_write(&error.into())),
+                    _ => {}
+                }
+            }
+            // Where some were renewed, the others are missing in the reply, and their gate asks for them again.
+            refused.filter(|_| renewed.is_empty()).map_or(Ok(Reply::Renewed(renewed)), Err)
         }
         Operation::Claim { .. } | Operation::Settle { .. } => Err(unexpected_reply(Unreadable)),
     }

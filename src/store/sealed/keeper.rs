@@ -1,6 +1,6 @@
 //! Which keys the records need, and sealing them anew with the first.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::keyring::{Keyring, Part, Sealing, Strictness};
 use crate::idempotency::record::{Attempt, Record, RecordId, State};
-use crate::store::deliveries::{Delivery, DeliveryFilter};
+use crate::store::deliveries::{Delivery, DeliveryFilter, Sequence};
 use crate::store::resealing::{Beginning, Beginnings, DeliveryValues, Resealing, Values};
 use crate::store::{Error, ErrorKind, Origin, Store};
 
@@ -34,6 +34,8 @@ pub struct Keeper {
     again: Notify,
     /// For records that requests met.
     sealers: Arc<Semaphore>,
+    /// After which delivery a call goes on that begins behind the records; nothing where the last one came to the end.
+    resealed_to: Mutex<Option<Sequence>>,
 }
 
 /// How many records and accepted requests need each key; a record that needs two counts twice.
@@ -76,7 +78,8 @@ impl Keeper {
     /// Looks after the records of a service in `store`, which must not be above what seals.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, keys: Arc<Keyring>, service: Arc<str>) -> Self {
-        Self { store, keys, service, chunk: CHUNK, again: Notify::new(), sealers: Arc::new(Semaphore::new(AT_A_TIME)) }
+        let (again, sealers) = (Notify::new(), Arc::new(Semaphore::new(AT_A_TIME)));
+        Self { store, keys, service, chunk: CHUNK, again, sealers, resealed_to: Mutex::default() }
     }
 
     /// The keys.
@@ -134,9 +137,13 @@ impl Keeper {
         Ok(CountByKey { keys, plain, missing })
     }
 
-    /// Seals records with the first key that are not, from after an id on, until `patience` is over.
+    /// Seals records with the first key that are not, from after an id on, until `patience` is over; then the deliveries, from where
+    /// the last call came to. A call from the beginning takes those from the beginning as well.
     pub async fn reseal(&self, after: Option<RecordId>, patience: Duration) -> Result<Resealed, Error> {
         let began = Instant::now();
+        if after.is_none() {
+            *self.resealed_to() = None;
+        }
         let mut done = Resealed { next: after, ..Resealed::default() };
         loop {
             let found = self.resealing()?.beginnings(done.next, self.chunk).await;
@@ -182,7 +189,7 @@ impl Keeper {
     /// Seals deliveries with the first key that are not. False where the time is over before all were looked at.
     async fn reseal_deliveries(&self, done: &mut Resealed, until: Instant) -> Result<bool, Error> {
         let Some(queue) = self.store.deliveries() else { return Ok(true) };
-        let (mut after, mut unopened, mut failed) = (None, 0, 0);
+        let mut after = *self.resealed_to();
         loop {
             let own = DeliveryFilter { service: Some(Arc::clone(&self.service)), ..DeliveryFilter::default() };
             let page = queue.deliveries(own, after, self.chunk).await?;
@@ -193,24 +200,26 @@ impl Keeper {
             while let Some(fate) = fates.next().await {
                 match fate {
                     Ok(Fate::Resealed) => done.resealed += 1,
-                    Ok(Fate::Unopened) => unopened += 1,
+                    Ok(Fate::Unopened) => done.unopened += 1,
                     Ok(Fate::InFlight | Fate::Gone | Fate::OfAnotherService) => {}
-                    Err(_) => failed += 1,
+                    Err(_) => done.failed += 1,
                 }
             }
             drop(fates);
             after = page.next;
+            *self.resealed_to() = after;
             if after.is_none() {
-                break;
+                return Ok(true);
             }
-            // The next call looks at these again, and counts them.
             if Instant::now() >= until {
                 return Ok(false);
             }
         }
-        done.unopened += unopened;
-        done.failed += failed;
-        Ok(true)
+    }
+
+    fn resealed_to(&self) -> MutexGuard<'_, Option<Sequence>> {
+        // It is replaced at once.
+        self.resealed_to.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn reseal_delivery(&self, id: RecordId) -> Result<Fate, Error> {

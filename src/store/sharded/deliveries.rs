@@ -9,14 +9,14 @@ use async_trait::async_trait;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::time::timeout;
 
-use super::Sharded;
 use super::member::Member;
+use super::{Sharded, not_all};
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::deliveries::{
     self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
     NewDelivery, Sequence, Take,
 };
-use crate::store::{Error, Origin, OriginId, Store};
+use crate::store::{Error, ErrorKind, Origin, OriginId, Store};
 
 /// How long a database may take to say what is due. What it says later is due again when its hold ends.
 const TURN: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ impl Deliveries for Sharded {
                 break;
             }
             let taking = taking(&member, Take { limit, max_bytes, ..take });
-            let taken = timeout(TURN, self.each(vec![(member, taking)], |busy| &busy.taking, TURN)).await;
+            let taken = timeout(TURN, self.each(vec![(member, taking)], |busy| busy.taking(take.origin), TURN)).await;
             let batch = match taken {
                 Ok(Ok(batches)) => batches.into_iter().next().unwrap_or_default(),
                 Ok(Err(error)) => {
@@ -140,9 +140,20 @@ impl Deliveries for Sharded {
         Ok(counts.into_values().collect())
     }
 
-    /// In every database. Where one fails and another does not, it is half done, and is to be said again.
+    /// In every database, as the databases themselves say which those are: a gate notices late that records move. Where one fails
+    /// and another does not, it is half done, and is to be said again.
     async fn pause(&self, origin: OriginId, is_paused: bool) -> Result<bool, Error> {
-        let pauses = self.all().into_iter().map(|(_, member)| async move {
+        let known = self.routes.load_full();
+        let unsaid = |why: String| Error::determinate(ErrorKind::Unavailable, why);
+        let routes = self.databases.routes(&known.ids).await.map_err(unsaid)?;
+        if routes != *known {
+            self.is_moved.notify_one();
+        }
+        if routes.is_partial() {
+            return Err(not_all());
+        }
+        let pauses = routes.all().into_iter().map(|index| async move {
+            let member = &self.members[index];
             let pause = async { deliveries::of(&**member.store()?)?.pause(origin, is_paused).await };
             pause.await.map_err(|error| super::named(&member.name, error))
         });
@@ -176,6 +187,6 @@ impl Deliveries for Sharded {
         let sweep = move |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             Box::pin(async move { deliveries::of(&*store)?.sweep_deliveries(limit).await })
         };
-        Ok(self.sweep_each(|busy| &busy.sweeping_deliveries, sweep).await?.into_iter().sum::<usize>().min(limit))
+        Ok(self.sweep_each(|busy| Arc::clone(&busy.sweeping_deliveries), sweep).await?.into_iter().sum::<usize>().min(limit))
     }
 }

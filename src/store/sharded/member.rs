@@ -1,5 +1,6 @@
 //! One database of a list: opened when it can be, and made to know the rules of identities before it takes claims.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
 use super::Databases;
-use crate::store::{Error, ErrorKind, Identity, IdentityChange, Origin, Store};
+use crate::store::{Error, ErrorKind, Identity, IdentityChange, Origin, OriginId, Store};
 
 /// Between two tries to open a database, or to make it know the rules.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -44,7 +45,14 @@ pub(super) struct Busy {
     pub(super) sweeping: Arc<AtomicBool>,
     pub(super) sweeping_entries: Arc<AtomicBool>,
     pub(super) sweeping_deliveries: Arc<AtomicBool>,
-    pub(super) taking: Arc<AtomicBool>,
+    taking: Mutex<HashMap<OriginId, Arc<AtomicBool>>>,
+}
+
+impl Busy {
+    /// Of the deliveries of one route: none waits for those of another.
+    pub(super) fn taking(&self, origin: OriginId) -> Arc<AtomicBool> {
+        Arc::clone(self.taking.lock().unwrap_or_else(PoisonError::into_inner).entry(origin).or_default())
+    }
 }
 
 impl Member {

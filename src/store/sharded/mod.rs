@@ -302,7 +302,7 @@ impl Store for Sharded {
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
         let call =
             move |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.sweep(limit).await }) };
-        let swept: usize = self.sweep_each(|busy| &busy.sweeping, call).await?.into_iter().sum();
+        let swept: usize = self.sweep_each(|busy| Arc::clone(&busy.sweeping), call).await?.into_iter().sum();
         let swept = swept + self.swept_before.swap(0, Ordering::Relaxed);
         // What is above the limit counts the next time.
         self.swept_before.fetch_add(swept.saturating_sub(limit), Ordering::Relaxed);

@@ -30,8 +30,8 @@ struct Occupied(Arc<AtomicBool>);
 
 impl Occupied {
     /// Nothing where it is set already.
-    fn try_set(flag: &Arc<AtomicBool>) -> Option<Self> {
-        (!flag.swap(true, Ordering::AcqRel)).then(|| Self(Arc::clone(flag)))
+    fn try_set(flag: Arc<AtomicBool>) -> Option<Self> {
+        (!flag.swap(true, Ordering::AcqRel)).then(|| Self(flag))
     }
 }
 
@@ -47,7 +47,7 @@ impl Sharded {
     pub(super) async fn each<T: Send + 'static>(
         &self,
         calls: Vec<Call<T>>,
-        busy: impl Fn(&Busy) -> &Arc<AtomicBool>,
+        busy: impl Fn(&Busy) -> Arc<AtomicBool>,
         grace: Duration,
     ) -> Result<Vec<T>, Error> {
         if calls.is_empty() {
@@ -104,7 +104,7 @@ impl Sharded {
             let call: BoxFuture<'static, _> = Box::pin(async move { store?.renew(group).await });
             (member, call)
         });
-        let renewed = self.each(calls.collect(), |busy| &busy.renewing, GRACE.min(shortest / 8)).await?;
+        let renewed = self.each(calls.collect(), |busy| Arc::clone(&busy.renewing), GRACE.min(shortest / 8)).await?;
         Ok(renewed.into_iter().flatten().collect())
     }
 
@@ -119,7 +119,7 @@ impl Sharded {
             });
             (member, call)
         });
-        self.each(calls.collect(), |busy| &busy.expiring, GRACE).await?;
+        self.each(calls.collect(), |busy| Arc::clone(&busy.expiring), GRACE).await?;
         let mut expired = self.expired_late.lock().unwrap_or_else(PoisonError::into_inner);
         let count = expired.len().min(limit);
         Ok(expired.drain(..count).collect())
@@ -128,7 +128,7 @@ impl Sharded {
     /// How many records of each database a sweep removed.
     pub(super) async fn sweep_each(
         &self,
-        busy: impl Fn(&Busy) -> &Arc<AtomicBool>,
+        busy: impl Fn(&Busy) -> Arc<AtomicBool>,
         sweep: impl Fn(Arc<dyn Store>) -> BoxFuture<'static, Result<usize, Error>>,
     ) -> Result<Vec<usize>, Error> {
         let calls = self.all().into_iter().map(|(_, member)| {

@@ -12,7 +12,7 @@ use super::{Sqlite, row};
 use crate::idempotency::record::{Attempt, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
-    Lane, NewDelivery, Sequence, Take, Taken,
+    Lane, NewDelivery, Pick, Sequence, Take, Taken, Turn,
 };
 use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, OriginId, rules};
@@ -155,6 +155,7 @@ impl Request for AcceptRequest {
             Some(queued) => return Ok(Acceptance::Queued(queued)),
             None => {}
         }
+        session.room_for_claims()?;
         let NewDelivery { token, origin, lane, head, request, body } = &self.new;
         session
             .conn
@@ -163,6 +164,7 @@ impl Request for AcceptRequest {
                  VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8)",
             )?
             .execute(params![id.0, token.0, origin.0, lane.0, row::time(now), &head[..], &request[..], &body[..]])?;
+        session.took_room();
         Ok(Acceptance::Accepted)
     }
 }
@@ -177,14 +179,11 @@ impl Request for TakeRequest {
         if is_paused {
             return Ok(Batch::default());
         }
-        let chosen = Chosen::of(session, take, now)?;
-        if let Some(lane) = chosen.last_lane {
-            session.turns.insert(take.origin, lane);
-        }
-        let (mut batch, mut bytes) = (Batch { is_more: chosen.is_crowded, ..Batch::default() }, 0);
+        let Chosen { picks, turn, is_crowded, is_more, last_lane } = Chosen::of(session, take, now)?;
+        let (mut batch, mut bytes) = (Batch { is_more, ..Batch::default() }, 0);
         let sql = select(", d.request, d.body", "WHERE d.sequence = ?1");
         let until = now.plus(take.hold);
-        for sequence in chosen.sequences {
+        for Pick { what: sequence, .. } in &picks {
             if bytes >= take.max_bytes {
                 batch.is_more = true;
                 break;
@@ -201,95 +200,115 @@ impl Request for TakeRequest {
             hold.execute(params![sequence, row::time(until)])?;
             batch.taken.push(taken);
         }
+        if is_crowded {
+            session.turns.insert(take.origin, turn.after(&picks, batch.taken.len(), last_lane));
+        }
         Ok(batch)
     }
 }
 
-/// What is taken of all that is due.
+/// What may be taken of all that is due.
 struct Chosen {
-    sequences: Vec<i64>,
+    /// In the order in which they are taken, by their places.
+    picks: Vec<Pick<i64>>,
+    turn: Turn,
+    /// Not all that is due can be taken.
     is_crowded: bool,
-    /// The last that had its turn, where they have turns.
+    /// There may be more than these.
+    is_more: bool,
+    /// The last lane that had its turn, where they have turns.
     last_lane: Option<Lane>,
 }
 
 impl Chosen {
     fn of(session: &Session, take: &Take, now: Timestamp) -> Result<Self, Failure> {
+        let turn = session.turns.get(&take.origin).copied().unwrap_or_default();
         let most = take.limit.max(1);
         let candidates = if take.is_ordered { most.saturating_mul(4) } else { most };
         let mut oldest = session.conn.prepare_cached(
-            "SELECT sequence, lane FROM delivery WHERE origin = ?1 AND dead_until IS NULL AND due <= ?2
-             ORDER BY due, sequence LIMIT ?3",
+            "SELECT sequence, lane, length(request) + length(body) FROM delivery
+             WHERE origin = ?1 AND dead_until IS NULL AND due <= ?2 ORDER BY due, sequence LIMIT ?3",
         )?;
         let limit = i64::try_from(candidates).unwrap_or(i64::MAX);
-        let oldest: Vec<(i64, i64)> = oldest
-            .query_map(params![take.origin.0, row::time(now), limit], |found| Ok((found.get(0)?, found.get(1)?)))?
+        let oldest: Vec<(i64, i64, i64)> = oldest
+            .query_map(params![take.origin.0, row::time(now), limit], |found| {
+                Ok((found.get(0)?, found.get(1)?, found.get(2)?))
+            })?
             .collect::<rusqlite::Result<_>>()?;
-        let is_crowded = oldest.len() >= candidates;
-        let by_age = if is_crowded { most.div_ceil(2) } else { most };
-        let mut chosen = Self { sequences: Vec::new(), is_crowded, last_lane: None };
         let mut first = session.conn.prepare_cached(
             "SELECT sequence FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
              ORDER BY sequence LIMIT 1",
         )?;
-        let mut may_go = Vec::with_capacity(oldest.len());
-        for (sequence, lane) in oldest {
-            if !take.is_ordered
-                || first.query_row(params![take.origin.0, lane], |found| found.get::<_, i64>(0))? == sequence
+        let mut is_more = oldest.len() >= candidates;
+        let (mut may_go, mut bytes) = (Vec::with_capacity(oldest.len()), 0);
+        for (sequence, lane, size) in oldest {
+            if take.is_ordered
+                && first.query_row(params![take.origin.0, lane], |found| found.get::<_, i64>(0))? != sequence
             {
-                may_go.push(sequence);
+                continue;
             }
-            if may_go.len() >= most {
+            if may_go.len() == most {
+                is_more = true;
                 break;
             }
+            may_go.push(sequence);
+            bytes += size;
         }
-        chosen.sequences.extend(may_go.iter().take(by_age));
-        if is_crowded {
-            chosen.go_round(session, take, now, most)?;
-            // Where there are few lanes.
-            let more = may_go.into_iter().skip(by_age).filter(|sequence| !chosen.sequences.contains(sequence));
-            let more: Vec<i64> = more.take(most.saturating_sub(chosen.sequences.len())).collect();
-            chosen.sequences.extend(more);
+        let is_crowded = is_more || bytes > i64::try_from(take.max_bytes).unwrap_or(i64::MAX);
+        if !is_crowded {
+            let picks = turn.alternate(may_go, Vec::new());
+            return Ok(Self { picks, turn, is_crowded, is_more, last_lane: None });
         }
-        Ok(chosen)
+        let by_age = &may_go[..turn.share_of_age(may_go.len())];
+        let (by_lane, last_lane) = go_round(session, take, now, by_age, turn.lane)?;
+        // Where there are few lanes, more of the oldest.
+        may_go.retain(|sequence| !by_lane.iter().any(|(_, of_lane)| of_lane == sequence));
+        may_go.truncate(most - by_lane.len());
+        Ok(Self { picks: turn.alternate(may_go, by_lane), turn, is_crowded, is_more, last_lane: Some(last_lane) })
     }
+}
 
-    /// One of each lane, from the one after the last that had its turn.
-    fn go_round(&mut self, session: &Session, take: &Take, now: Timestamp, most: usize) -> Result<(), Failure> {
-        let mut next_lane = session.conn.prepare_cached(
-            "SELECT lane FROM delivery WHERE origin = ?1 AND dead_until IS NULL AND lane > ?2 ORDER BY lane LIMIT 1",
-        )?;
-        let mut of_lane = session.conn.prepare_cached(
-            "SELECT sequence, due FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
-             ORDER BY sequence LIMIT ?3",
-        )?;
-        let mut lane = session.turns.get(&take.origin).map_or(i64::MIN, |Lane(lane)| *lane);
-        let mut has_wrapped = lane == i64::MIN;
-        for _ in 0..MAX_STEPS {
-            if self.sequences.len() >= most {
-                break;
-            }
-            match next_lane.query_row(params![take.origin.0, lane], |found| found.get(0)).optional()? {
-                Some(next) => lane = next,
-                None if has_wrapped => break,
-                None => {
-                    (has_wrapped, lane) = (true, i64::MIN);
-                    continue;
-                }
-            }
-            let depth = if take.is_ordered { 1 } else { OF_A_LANE };
-            let found: Vec<(i64, i64)> = of_lane
-                .query_map(params![take.origin.0, lane, depth], |found| Ok((found.get(0)?, found.get(1)?)))?
-                .collect::<rusqlite::Result<_>>()?;
-            let due = row::time(now);
-            let fits = |(sequence, at): &&(i64, i64)| *at <= due && !self.sequences.contains(sequence);
-            if let Some((sequence, _)) = found.iter().find(fits) {
-                self.sequences.push(*sequence);
+/// One of each lane, from the one after `lane` on, but none of those that go by age. Then the last lane that was looked at.
+fn go_round(
+    session: &Session,
+    take: &Take,
+    now: Timestamp,
+    by_age: &[i64],
+    lane: Option<Lane>,
+) -> Result<(Vec<(Lane, i64)>, Lane), Failure> {
+    let mut next_lane = session.conn.prepare_cached(
+        "SELECT lane FROM delivery WHERE origin = ?1 AND dead_until IS NULL AND lane > ?2 ORDER BY lane LIMIT 1",
+    )?;
+    let mut of_lane = session.conn.prepare_cached(
+        "SELECT sequence, due FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
+         ORDER BY sequence LIMIT ?3",
+    )?;
+    let (due, depth) = (row::time(now), if take.is_ordered { 1 } else { OF_A_LANE });
+    let most = take.limit.max(1) - by_age.len();
+    let mut by_lane: Vec<(Lane, i64)> = Vec::new();
+    let mut lane = lane.map_or(i64::MIN, |Lane(lane)| lane);
+    let mut has_wrapped = lane == i64::MIN;
+    for _ in 0..MAX_STEPS {
+        if by_lane.len() >= most {
+            break;
+        }
+        match next_lane.query_row(params![take.origin.0, lane], |found| found.get(0)).optional()? {
+            Some(next) => lane = next,
+            None if has_wrapped => break,
+            None => {
+                (has_wrapped, lane) = (true, i64::MIN);
+                continue;
             }
         }
-        self.last_lane = Some(Lane(lane));
-        Ok(())
+        let found: Vec<(i64, i64)> = of_lane
+            .query_map(params![take.origin.0, lane, depth], |found| Ok((found.get(0)?, found.get(1)?)))?
+            .collect::<rusqlite::Result<_>>()?;
+        let is_chosen = |sequence| by_age.contains(&sequence) || by_lane.iter().any(|(_, chosen)| *chosen == sequence);
+        if let Some((sequence, _)) = found.into_iter().find(|(sequence, at)| *at <= due && !is_chosen(*sequence)) {
+            by_lane.push((Lane(lane), sequence));
+        }
     }
+    Ok((by_lane, Lane(lane)))
 }
 
 impl Request for ChangeRequest {
@@ -394,89 +413,6 @@ impl Request for SweepDeliveriesRequest {
         )?;
         let limit = i64::try_from(self.limit).unwrap_or(i64::MAX);
         Ok(sweep.execute(params![row::time(session.now()), limit])?)
-    }
-}
-
-impl Reader {
-    fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Failure> {
-        let sql = select("", "WHERE d.id = ?1");
-        Ok(self.conn.prepare_cached(&sql)?.query_row([id.0], delivery).optional()?)
-    }
-
-    pub(super) fn delivery_values(&self, id: RecordId) -> Result<Option<(Delivery, DeliveryValues)>, Failure> {
-        let sql = select(", d.request, d.body", "WHERE d.id = ?1");
-        let mut find = self.conn.prepare_cached(&sql)?;
-        let found = find.query_row([id.0], |found| {
-            let delivery = delivery(found)?;
-            let bytes = |column| row::read_bytes(found, column).map(Option::unwrap_or_default);
-            let (head, note) = (delivery.head.clone(), delivery.note.clone());
-            let values = DeliveryValues { head, request: bytes(14)?, body: bytes(15)?, note };
-            Ok((delivery, values))
-        });
-        Ok(found.optional()?)
-    }
-
-    /// How long until something of an origin is due, if anything is queued there; nothing in it where something is due now.
-    fn next_due(&self, origin: OriginId) -> Result<Option<Option<std::time::Duration>>, Failure> {
-        let mut next = self
-            .conn
-            .prepare_cached("SELECT due FROM delivery WHERE origin = ?1 AND dead_until IS NULL ORDER BY due LIMIT 1")?;
-        let due = next.query_row([origin.0], |found| row::read_time(found, 0)).optional()?;
-        let now = self.now();
-        Ok(due.map(|due| (due > now).then(|| due.since(now))))
-    }
-
-    fn deliveries(
-        &self,
-        filter: &DeliveryFilter,
-        after: Option<Sequence>,
-        limit: usize,
-    ) -> Result<DeliveryPage, Failure> {
-        let (DeliveryFilter { service, route, is_dead, .. }, ids) = (filter, filter.ids());
-        let sql = select(
-            "",
-            "WHERE d.sequence > ?1 AND (?2 IS NULL OR o.service = ?2) AND (?3 IS NULL OR o.route = ?3)
-                AND (?4 IS NULL OR (d.dead_until IS NOT NULL) = ?4) AND d.id BETWEEN ?6 AND ?7
-             ORDER BY d.sequence LIMIT ?5",
-        );
-        let wanted = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
-        let after = after.map_or(0, |Sequence(after)| i64::try_from(after).unwrap_or(i64::MAX));
-        let values = params![after, service.as_deref(), route.as_deref(), is_dead, wanted, ids.start().0, ids.end().0];
-        let mut listing = self.conn.prepare_cached(&sql)?;
-        let found = listing.query_map(values, delivery)?.collect::<rusqlite::Result<_>>()?;
-        Ok(DeliveryPage::of(found, self.now(), limit))
-    }
-
-    fn count_deliveries(&self) -> Result<Vec<DeliveryCount>, Failure> {
-        let mut count = self.conn.prepare_cached(
-            "SELECT o.service, o.namespace, o.route, c.queued, c.oldest, c.dead FROM (
-                SELECT origin, count(*) FILTER (WHERE dead_until IS NULL) AS queued,
-                    min(accepted_at) FILTER (WHERE dead_until IS NULL) AS oldest,
-                    count(*) FILTER (WHERE dead_until IS NOT NULL) AS dead
-                FROM delivery GROUP BY origin
-             ) c LEFT JOIN origin o ON o.id = c.origin",
-        )?;
-        let now = self.now();
-        let counts = count.query_map([], |found| {
-            let oldest: Option<i64> = found.get(4)?;
-            Ok(DeliveryCount {
-                origin: row::origin(found, 0)?,
-                queued: row::read_time(found, 3)?.0,
-                oldest: oldest.map(|at| now.since(Timestamp(at.unsigned_abs()))),
-                dead: row::read_time(found, 5)?.0,
-            })
-        })?;
-        Ok(counts.collect::<rusqlite::Result<_>>()?)
-    }
-
-    fn paused(&self) -> Result<Vec<OriginId>, Failure> {
-        let mut paused = self.conn.prepare_cached("SELECT origin FROM paused")?;
-        Ok(paused.query_map([], |found| found.get(0).map(OriginId))?.collect::<rusqlite::Result<_>>()?)
-    }
-
-    fn nothing_to_sweep(&self) -> Result<bool, Failure> {
-        let mut due = self.conn.prepare_cached("SELECT 1 FROM delivery WHERE dead_until <= ?1")?;
-        Ok(!due.exists([row::time(self.now())])?)
     }
 }
 

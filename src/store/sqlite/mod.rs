@@ -20,6 +20,7 @@
 mod adopt;
 mod audit;
 mod deliveries;
+mod delivery_reads;
 mod error;
 #[cfg(test)]
 mod failpoint;

@@ -16,7 +16,7 @@ use super::reserve::{self, Reserve};
 use super::{row, schema};
 use crate::idempotency::record::{RecordId, State, Timestamp};
 use crate::store::clock::Clock;
-use crate::store::deliveries::Lane;
+use crate::store::deliveries::Turn;
 use crate::store::rules::{self, RecordView};
 use crate::store::{ErrorKind, OriginId};
 
@@ -39,8 +39,8 @@ pub(super) struct Session {
     /// The row ids and views of claims of this process that nothing has changed since, so that settling them needs no
     /// lookup.
     in_flight: HashMap<RecordId, (i64, RecordView)>,
-    /// After which lane the deliveries of each route go on.
-    pub(super) turns: HashMap<OriginId, Lane>,
+    /// How the deliveries of each route go on.
+    pub(super) turns: HashMap<OriginId, Turn>,
     changes_before: u64,
     /// Whether this transaction shows that claims have room.
     takes_claims: bool,
@@ -231,8 +231,13 @@ impl Session {
 
     /// Counts a new claim.
     pub(super) fn claimed(&mut self, instead_of: Option<State>) {
-        self.takes_claims = true;
+        self.took_room();
         self.moved(instead_of, Some(State::InFlight), 1);
+    }
+
+    /// Something was written that had to have room as a claim does.
+    pub(super) fn took_room(&mut self) {
+        self.takes_claims = true;
     }
 
     /// Counts records that moved from `from` to `to`. `None` stands for records that did not exist before, or no
@@ -266,7 +271,7 @@ impl Session {
         error::wants_room(error) && self.reserve.spend()
     }
 
-    /// Refuses a claim while the remaining room is reserved for running attempts.
+    /// Refuses a claim, or what is to be delivered later, while the remaining room is reserved for running attempts.
     pub(super) fn room_for_claims(&mut self) -> Result<(), Failure> {
         let Self { health, reserve, .. } = self;
         health.may_try(Instant::now(), || reserve.is_back()).map_err(Failure::Request)

@@ -32,6 +32,24 @@ fn the_status_is_its_callers_alone() {
     assert_eq!(code(&Request::post(&location).body("").send(&gate)), 405);
 }
 
+/// A retry hears the same as who looks at the status.
+#[test]
+fn a_retry_of_a_request_whose_delivery_will_ask_the_upstream_is_still_queued() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::nothing().close());
+    let recovery = "recovery = { probe = \"/by-key/{key}\", after = \"1h\" }\n";
+    let gate = accepting(&upstream, recovery).start();
+    let post = || gate.post("/charges", "k-1", "{}");
+    let location = expect_accepted(&post());
+    upstream.wait_for_runs(1);
+    eventually("it is unknown", || (gate.states("k-1") == ["unknown"]).then_some(()));
+    wait_for(&gate, &location, "queued");
+    assert_eq!(expect_accepted(&post()), location);
+    assert_eq!(upstream.runs(), 1);
+}
+
 /// The values of a header, in one line.
 fn all(answer: &Response, name: &str) -> String {
     let lines = answer.head.all(name);
