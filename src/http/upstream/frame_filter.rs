@@ -331,6 +331,12 @@ impl FrameReader {
         out.extend_from_slice(if code == NO_ERROR { &INTERNAL_ERROR } else { &code });
     }
 
+    /// Emits resets without an error of the streams whose responses have ended: h2 forgets that they have, where the connection ends
+    /// before the request's body does.
+    fn emit_ends(&mut self, out: &mut BytesMut) {
+        self.ended.drain(..).for_each(|stream| out.extend_from_slice(&reset(stream, NO_ERROR)));
+    }
+
     /// Handles the end of a frame.
     fn end(&mut self) {
         let stream = stream_of(&self.header);
@@ -414,6 +420,9 @@ impl<T: AsyncRead + Unpin> AsyncRead for FrameFilter<T> {
                     // An incomplete header is returned unchanged.
                     let cut = this.unread.split();
                     this.emit_goaway(cx);
+                    if this.reader.is_between() {
+                        this.reader.emit_ends(&mut this.ready);
+                    }
                     this.ready.extend_from_slice(&cut);
                 }
             }
@@ -474,8 +483,23 @@ mod tests {
         frame(RST_STREAM, 0, stream, &code.to_be_bytes())
     }
 
-    /// The bytes that hyper reads from this input up to its end, which must not depend on how it is split.
+    /// What hyper reads before it hears at the end which responses have ended.
     async fn read(bytes: &[u8]) -> (Vec<u8>, Arc<RemoteState>) {
+        let (mut came, remote) = read_to_end(bytes).await;
+        let (mut at, mut ended, mut is_in_block) = (0, 0, false);
+        while let Some([_, high, low, kind, flags, ..]) = came.get(at..at + HEADER) {
+            ended += usize::from(matches!(*kind, DATA | HEADERS) && flags & END_STREAM != 0);
+            is_in_block = if *kind == HEADERS { flags & END_HEADERS == 0 } else { is_in_block };
+            at += HEADER + usize::from(u16::from_be_bytes([*high, *low]));
+        }
+        if at == came.len() && !is_in_block {
+            came.truncate(at - ended * (HEADER + 4));
+        }
+        (came, remote)
+    }
+
+    /// The bytes that hyper reads from this input up to its end, which must not depend on how it is split.
+    async fn read_to_end(bytes: &[u8]) -> (Vec<u8>, Arc<RemoteState>) {
         let mut first = None;
         for size in (1..100).chain([bytes.len()]) {
             let (mut sender, receiver) = tokio::io::duplex(size);
@@ -510,6 +534,17 @@ mod tests {
             let (told_bytes, _) = read(&[before.clone(), resets(1, goaway_payload)].concat()).await;
             assert_eq!(told_bytes, [before, resets(1, told)].concat(), "{goaway_payload}");
         }
+    }
+
+    /// The request's body may not be sent yet.
+    #[tokio::test]
+    async fn a_response_that_has_ended_stays_so_where_the_connection_ends() {
+        let (ended, begun) = (frame(DATA, END_STREAM, 1, b"all"), frame(DATA, 0, 3, b"part"));
+        let came = read_to_end(&[&ended[..], &begun].concat()).await.0;
+        assert_eq!(came, [&ended[..], &begun, &resets(1, 0)].concat());
+        // Not within a frame.
+        let cut = [&ended[..], &begun[..begun.len() - 1]].concat();
+        assert_eq!(read_to_end(&cut).await.0, cut);
     }
 
     #[tokio::test]

@@ -200,3 +200,17 @@ fn an_upstream_that_answers_early_still_gets_all_of_the_request() {
     eventually("the whole request without a key", || (whole.load(Ordering::SeqCst) == 2).then_some(()));
     gate.post("/charges", "k-1", "{}").expect_problem(422, "key-reused");
 }
+
+/// The upstream has said all that it has to say before it had the whole request.
+#[test]
+fn an_answer_that_is_whole_counts_where_the_connection_ends_before_the_request_does() {
+    let upstream = H2::start(&[], |mut conn| {
+        if let Some(frame) = conn.until(|frame| frame.kind == HEADERS) {
+            conn.answer(frame.stream, b"refused");
+        }
+    });
+    let gate = before(&upstream).start();
+    let answer = Request::post("/charges").key("k").body(vec![b'x'; 1 << 20]).send(&gate);
+    assert_eq!((answer.status, answer.text()), (200, "refused".to_owned()), "{}", answer.show());
+    assert_eq!(gate.states("k"), ["completed"]);
+}
