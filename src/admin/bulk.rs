@@ -28,7 +28,7 @@ use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
 use crate::store::deliveries::{Sequence, remove_of};
-use crate::store::{End, Error, ErrorKind, Fresh, Listed, Origin, OriginId, Settled, Store};
+use crate::store::{End, Error, ErrorKind, Filter, Fresh, Listed, Origin, OriginId, Settled, Store};
 use crate::telemetry::rfc3339;
 
 /// How many records are looked for at once, and changed before the time is looked at again.
@@ -229,7 +229,8 @@ impl<'a> Bulk<'a> {
         };
         let Selection { filter, tags, prefixes } = &selection;
         loop {
-            let chunk = match store.scan(filter.clone(), after, CHUNK).await {
+            let pinned = report.as_of.map_or_else(|| filter.clone(), |as_of| filter.clone().at(as_of));
+            let chunk = match store.scan(pinned, after, CHUNK).await {
                 Ok(chunk) => chunk,
                 Err(error) => {
                     unavailable(error);
@@ -239,8 +240,9 @@ impl<'a> Bulk<'a> {
             if let (None, Some(first)) = (report.as_of, chunk.records.first()) {
                 report.as_of = Some(first.now);
             }
-            let was_there =
-                |found: &Listed| report.as_of.is_none_or(|as_of| stood(found, as_of)) && begins(found.id, prefixes);
+            let was_there = |found: &Listed| {
+                report.as_of.is_none_or(|as_of| stood(found, filter, as_of)) && begins(found.id, prefixes)
+            };
             let mut found: Vec<Listed> = chunk.records.into_iter().filter(was_there).collect();
             if let Some(tags) = tags {
                 let whose = |listed: &Listed| belongs(&listed.record, tags);
@@ -345,7 +347,7 @@ impl<'a> Bulk<'a> {
 }
 
 /// Removes a record if it is still what was found: one that was claimed again meanwhile has an attempt that runs.
-async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Error> {
+pub(super) async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Error> {
     let Listed { id, record, origin, .. } = found;
     match record.state {
         record::State::InFlight | record::State::Unknown => {
@@ -366,10 +368,13 @@ async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Err
     }
 }
 
-/// Whether a record stood as it stands now at that time. One that is unknown and cannot be read does not tell: it may have
-/// been in flight.
-fn stood(found: &Listed, as_of: Timestamp) -> bool {
+/// Whether a record stood as it stands now at that time, and was as old then as the filter says. One that is unknown and cannot be
+/// read does not tell: it may have been in flight.
+fn stood(found: &Listed, filter: &Filter, as_of: Timestamp) -> bool {
     let record = &found.record;
+    if filter.older_than.is_some_and(|age| record.claimed_at.plus(age) > as_of) {
+        return false;
+    }
     if record.state == record::State::Unknown && Head::decode(&record.head).is_err() {
         return false;
     }

@@ -11,6 +11,7 @@ use tokio::sync::SemaphorePermit;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty, json};
 use super::audit::Deed;
+use super::bulk::remove_unchanged;
 use super::endpoints::REVEALING;
 use super::query::{self, Query};
 use super::scope::{Belongs, belongs};
@@ -192,7 +193,7 @@ pub(super) async fn remove(state: &State, id: RecordId, query: Option<&str>, ask
     let begun = state.begin(asker, deed).await?;
     // What was accepted would run again where its record is gone.
     deliveries::forget(state, id).await?;
-    let removed = state.opened()?.remove(id).await.map_err(unavailable);
+    let removed = remove_unchanged(&**state.opened()?, &found).await.map_err(unavailable);
     let removed = removed.and_then(|was_there| if was_there { Ok(()) } else { Err(absent()) });
     if removed.is_ok() {
         deed.log(asker);

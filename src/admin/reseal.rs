@@ -68,7 +68,11 @@ pub(super) async fn reseal(
         failed: done.failed,
         after: done.next.map(|after| after.to_string()),
     };
-    let outcome = if done.resealed > 0 { Outcome::Done } else { Outcome::Unchanged };
+    let outcome = match done.resealed {
+        0 => Outcome::Unchanged,
+        _ if done.failed > 0 => Outcome::Partial,
+        _ => Outcome::Done,
+    };
     let mut report = audit::members(&answer);
     report.remove("after");
     begun.end_with(outcome, report).await;

@@ -19,8 +19,8 @@ mod store;
 pub(super) struct CheckArgs {
     #[command(flatten)]
     file: FileArgs,
-    /// The configuration file, as --config names it.
-    #[arg(value_name = "FILE", conflicts_with = "config")]
+    /// The configuration file: it counts before --config.
+    #[arg(value_name = "FILE")]
     only_file: Option<PathBuf>,
     /// The store to ask: sqlite:PATH, postgres://USER@HOST/DATABASE or redis://HOST. Repeat it to name several PostgreSQL
     /// databases that are one store.

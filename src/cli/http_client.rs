@@ -75,10 +75,10 @@ impl AdminArgs {
             },
             None => None,
         };
-        let own = settings
-            .as_ref()
-            .and_then(|settings| settings.tls.as_ref())
-            .map(|tls| Believed::Own(tls.files.cert.clone()));
+        let own = match &settings {
+            Some(settings) => settings.tls.as_ref().map(|tls| Believed::Own(tls.files.cert.clone())),
+            None => self.believed_of_unreadable()?,
+        };
         let address = match (&self.admin, &settings) {
             (Some(address), _) => address.clone(),
             (None, Some(settings)) => reachable(&settings.listen)?,
@@ -87,6 +87,19 @@ impl AdminArgs {
         let configured = settings.as_ref().and_then(|settings| settings.strongest_token());
         let token = token.or_else(|| configured.map(|token| token.secret.0.clone()));
         AdminClient::new(&address, token.as_deref(), self.tls(&address, own)?)
+    }
+
+    /// Whom to believe where `[admin]` cannot be read, such as by somebody who may not read its key: a token must not go in the clear to a
+    /// listener that encrypts.
+    fn believed_of_unreadable(&self) -> anyhow::Result<Option<Believed>> {
+        let Some(config) = self.config.clone() else { return Ok(None) };
+        match load_admin_address(Sources::of_process(Some(config), Flags::default())) {
+            Ok((_, is_encrypted)) => Ok(is_encrypted.then_some(Believed::SignedBySystem)),
+            Err(_) if self.admin.as_deref().is_some_and(stays_here) => Ok(None),
+            Err(problems) => bail!(
+                "{problems}\nit does not say whether the admin listener encrypts: name it with http:// or https:// in --admin"
+            ),
+        }
     }
 
     /// A client of that listener that shows no token, for what asks for none. A configuration that the gate would refuse
@@ -120,6 +133,12 @@ impl AdminArgs {
         let believed = admin_ca.map(Believed::SignedBy).or(configured).unwrap_or(Believed::SignedBySystem);
         client_tls(believed, admin_cert, admin_key).map(Some).map_err(|wrong| anyhow!(wrong))
     }
+}
+
+/// Whether what goes to this address stays on this machine, or it says itself how to go there.
+fn stays_here(address: &str) -> bool {
+    let is_loopback = |address: std::net::SocketAddr| address.ip().is_loopback();
+    address.contains("://") || address.starts_with("localhost:") || address.parse().is_ok_and(is_loopback)
 }
 
 /// The address at which this machine reaches a listener.

@@ -11,7 +11,7 @@ use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
 use self::delivery::{
-    Cut, by_policy, end_of_tee, may_stream, recorded_answer, relay, relay_released, trailers_may_follow, unrecorded,
+    Cut, by_policy, end_of_tee, may_stream, recorded, relay, relay_released, trailers_may_follow, unrecorded,
 };
 use super::answer::{Client, Reply};
 use super::pass;
@@ -166,15 +166,14 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     let ended = match exchanged {
         Exchanged::Whole(whole) => {
             record = whole.record;
-            answered(request, whole.answer, &whole.control, false, settle)
+            answered(request, whole.answer, (&whole.control, false), settle)
         }
         Exchanged::Large(large) => {
             let limit = request.timeout();
             let limits = RelayLimits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
             let following =
                 Following { rest: large.rest, limits, connection: large.connection, counted: Arc::clone(&counted) };
-            let lacks_memory = following.rest.lacks_memory;
-            match answered(request, large.tombstone, &large.control, lacks_memory, settle) {
+            match answered(request, large.tombstone, (&large.control, following.rest.lacks_memory), settle) {
                 // The attempt runs until all of the answer is there, and its key is not free before.
                 Ended { end: End::Release, outcome, answer: Ok(answer) } => {
                     match relay_released(request, following, &answer, &mut recipient.client).await {
@@ -295,9 +294,10 @@ async fn send(
     };
     // What is judged by its body is held back until it is whole, or too large to be judged.
     let held_back = || if request.policy().outcomes_body.concern(&answer.headers) { LARGEST_JUDGED } else { 0 };
-    let tee_handle = may_stream(request, &answer, &control, *settle).then(|| {
-        let held_back = held_back();
-        TeeHandle { tee, held_back, begin: &mut begin }
+    let tee_handle = may_stream(request, &answer, &control, *settle).then(|| TeeHandle {
+        tee,
+        held_back: held_back(),
+        begin: &mut begin,
     });
     let party = || request.party();
     let memory = Account::new(request.head.memory(&request.gate.shared.usage), Some(&party));
@@ -361,17 +361,15 @@ fn ending(request: &ProtectedRequest, answer: &Answer) -> Ending {
 fn answered(
     request: &ProtectedRequest,
     answer: Answer,
-    control: &Control,
-    lacks_memory: bool,
+    (control, lacks_memory): (&Control, bool),
     settle: Settle,
 ) -> Ended {
     let ending = ending(request, &answer);
     let policy = request.policy();
     let content = answer.content.as_ref().filter(|_| !policy.outcomes_body.0.is_empty() && !request.head.is_call());
     let by_body = match content {
-        Some(content) => policy.outcomes_body.judge(&answer.headers, &content.body),
         None if lacks_memory => policy.outcomes_body.unread(&answer.headers, policy.outcomes.action(ending)),
-        None => None,
+        content => content.and_then(|content| policy.outcomes_body.judge(&answer.headers, &content.body)),
     };
     let (end, outcome) = match settle(policy, ending, control, by_body) {
         Verdict::Complete { ttl, keep_body } => {
@@ -462,46 +460,6 @@ pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempte
 /// Gives a retry that followed a released attempt its answer.
 pub(super) fn released(request: &ProtectedRequest, released: &Released) -> Reply {
     request.reply_with(Outcome::Released, released.answer.clone(), None)
-}
-
-/// The reply when the store has answered.
-fn recorded(
-    request: &ProtectedRequest,
-    attempt: Attempt,
-    settled: &Settled,
-    outcome: Outcome,
-    answer: Result<Answer, Problem>,
-    body: Option<Body>,
-) -> Reply {
-    match settled {
-        Settled::Done { until } => {
-            let reply = request.reply_with(outcome, answer, body);
-            if outcome == Outcome::Executed { reply.with_expiry(&request.gate.settings.headers, *until) } else { reply }
-        }
-        Settled::Superseded { record } => {
-            if let Some((until, recorded)) = record.as_ref().and_then(|record| recorded_answer(record, attempt)) {
-                // The upstream or an operator has completed it in the meantime: that answer counts.
-                tracing::info!(
-                    request = %request.head.id,
-                    record = %request.id,
-                    route = &*request.state.name,
-                    key = request.key_shortened(),
-                    "the attempt was completed in the store while it ran, as by its upstream: that is its outcome"
-                );
-                return request
-                    .reply_with(Outcome::Executed, Ok(recorded), None)
-                    .with_expiry(&request.gate.settings.headers, until);
-            }
-            tracing::warn!(
-                request = %request.head.id,
-                record = %request.id,
-                route = &*request.state.name,
-                key = request.key_shortened(),
-                "the record of an attempt was removed or taken over while it ran: its answer is not kept"
-            );
-            unrecorded(request, outcome, answer, body)
-        }
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use http::Version;
-use http::header::EXPECT;
+use http::header::{EXPECT, HOST};
 use http::request::Parts;
 use sha2::{Digest as _, Sha256};
 
@@ -154,6 +154,11 @@ pub fn explain(settings: &Settings, router: &Router, sample: Sample<'_>) -> Expl
     let peer = Peer { certificate, is_secure, ..Peer::new(address) };
     let context =
         Arc::new(ForwardingContext { forwarding: settings.forwarding.clone(), ..ForwardingContext::default() });
+    let mut head = head;
+    if !head.headers.contains_key(HOST) {
+        // Its host is not known; HTTP/1.1 would demand one.
+        head.version = Version::HTTP_10;
+    }
     let mut head = match Head::of(head, peer, &context) {
         Ok(head) => head,
         Err(problem) => {

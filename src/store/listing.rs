@@ -78,6 +78,17 @@ impl Filter {
         self.prefix.unwrap_or(IdPrefix::NONE).ids()
     }
 
+    /// The same filter, whose ages count at this time of the store, as far as a store need know: it may find records as well that were
+    /// not [`older_than`](Self::older_than) that by then.
+    #[must_use]
+    pub fn at(self, time: Timestamp) -> Self {
+        let since = self.since.map(|since| match since {
+            Since::Ago(age) => Since::At(time.minus(age)),
+            Since::At(earliest) => Since::At(earliest),
+        });
+        Self { since, ..self }
+    }
+
     /// Whether a record passes, by the store's time `now`.
     #[must_use]
     pub fn passes(&self, id: RecordId, record: &Record, origin: Option<&Origin>, now: Timestamp) -> bool {

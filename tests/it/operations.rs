@@ -165,7 +165,9 @@ fn what_hands_type_first_works() {
     let plan = Gate::before(&upstream);
     let config = plan.config();
     let file = config.to_str().expect("UTF-8");
-    for args in [&["check", file][..], &["check", "-c", file], &["check", "--config", file]] {
+    for args in
+        [&["check", file][..], &["check", "-c", file], &["check", "--config", file], &["check", file, "-c", "/none"]]
+    {
         let (status, out, error) = oncegate(args);
         assert!(status == 0 && out.contains("ok (1 route, 1 upstream)"), "{args:?}: {out} {error}");
     }

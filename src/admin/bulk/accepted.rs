@@ -51,9 +51,10 @@ impl Bulk<'_> {
             report.as_of.get_or_insert(page.now);
             let listed = |each: Delivery| (each.clone(), each.as_listed(page.now));
             let mut found: Vec<(Delivery, Listed)> = page.deliveries.into_iter().map(listed).collect();
+            let pinned = report.as_of.map_or_else(|| filter.clone(), |as_of| filter.clone().at(as_of));
             found.retain(|(_, each)| {
-                filter.passes(each.id, &each.record, each.origin.as_ref(), each.now)
-                    && report.as_of.is_none_or(|as_of| stood(each, as_of))
+                pinned.passes(each.id, &each.record, each.origin.as_ref(), each.now)
+                    && report.as_of.is_none_or(|as_of| stood(each, filter, as_of))
                     && begins(each.id, prefixes)
             });
             if let Some(tags) = tags {

@@ -146,6 +146,25 @@ async fn what_comes_after_the_dry_run_is_left_alone() {
     wrong.is_problem(400, "bad-request").says("`as_of` must be");
 }
 
+/// Records grow older while the operator looks into the ledger.
+#[tokio::test]
+async fn ages_count_at_the_time_of_the_dry_run() {
+    for (name, age) in [("old", json!({"older_than": "1m"})), ("young", json!({"since": "1m"}))] {
+        let admin = start(None).await;
+        let (old, _) = admin.unknown("charge", "old").await;
+        admin.pass(Duration::from_secs(90));
+        let (young, _) = admin.unknown("charge", "young").await;
+        let meant = json!([if name == "old" { old } else { young }.to_string()]);
+        let dry = admin.bulk("purge", json!({"filter": age, "dry_run": true})).await.json();
+        assert_eq!(dry["ids"], meant);
+        admin.pass(Duration::from_secs(90));
+        let body = json!({"filter": age, "reason": "not in the ledger", "as_of": dry["as_of"]});
+        let done = admin.bulk("purge", body).await.json();
+        assert_eq!((&done["done"], &done["ids"]), (&json!(1), &meant), "{name}");
+        assert_eq!(admin.store.count().await.unwrap(), [0, 0, 1]);
+    }
+}
+
 #[tokio::test]
 async fn all_unknown_records_that_a_filter_finds_are_resolved() {
     let admin = start(None).await;

@@ -196,8 +196,7 @@ fn head(method: Method, target: Uri, headers: Vec<Header>) -> anyhow::Result<Par
         (Some(_), Some(path)) => Uri::from(path.clone()),
         _ => target,
     };
-    let version = if lines.contains_key(HOST) { Version::HTTP_11 } else { Version::HTTP_10 };
-    let request = Request::builder().method(method).uri(target).version(version).body(());
+    let request = Request::builder().method(method).uri(target).version(Version::HTTP_11).body(());
     let mut head = request.context("this is not a request")?.into_parts().0;
     head.headers = lines;
     Ok(head)

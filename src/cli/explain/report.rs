@@ -11,8 +11,10 @@ use super::details::{because_of, own_headers, request_time, template_parts};
 use super::policy::{built_in, other_default, policy_of, preset_of, show_quota, wrapped};
 use crate::config::Resolved;
 use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
+use crate::http::prefer;
 use crate::http::problem::Problem;
 use crate::idempotency::credential::Kind;
+use crate::idempotency::delivery::Async;
 use crate::idempotency::fingerprint::{Because, Counted, Recipe, stands_at};
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Mode;
@@ -256,7 +258,15 @@ impl Report<'_> {
                 self.sources("key", &policy.key);
             }
             Handling::Protected(identified) => {
-                self.line("protected", "yes: its key is claimed before anything is forwarded");
+                let prefers = || prefer::respond_async(&self.request.head.headers);
+                let is_accepted = policy.mode == Mode::Accept || policy.r#async == Async::Allow && prefers();
+                self.line(
+                    "protected",
+                    match is_accepted {
+                        true => "yes: it is kept and answered with 202, and delivered later",
+                        false => "yes: its key is claimed before anything is forwarded",
+                    },
+                );
                 self.gap();
                 self.identified(route, identified);
             }

@@ -92,14 +92,16 @@ pub(super) async fn resolve(
         let mut body = change.members;
         body.insert("reason".to_owned(), selected.reason.into());
         client.send(Method::POST, &format!("{}/resolve", record_path(&id)), Some(&Value::Object(body))).await?;
-        let accepted = if release { accepted_state(client, &id).await? } else { None };
-        let done = match accepted.as_deref() {
+        // It is done, whether or not the gate says how an accepted request goes on.
+        let accepted = if release { accepted_state(client, &id).await } else { Ok(None) };
+        let done = match accepted.as_ref().map(Option::as_deref) {
             _ if !release => "completed: retries get this answer".to_owned(),
-            None => "released: its key is free".to_owned(),
-            Some("dead") => {
+            Err(_) => "released".to_owned(),
+            Ok(None) => "released: its key is free".to_owned(),
+            Ok(Some("dead")) => {
                 format!("released: `oncegate records retry {id}` delivers its request again; until then it is dead")
             }
-            Some(_) => "released: its request is queued, and a gate delivers it".to_owned(),
+            Ok(Some(_)) => "released: its request is queued, and a gate delivers it".to_owned(),
         };
         writeln!(out, "{id} {done}")?;
     }
@@ -126,7 +128,8 @@ pub(super) async fn retry(
         let trial = json!({ "filter": { "id": id }, "dry_run": true });
         let found = client.send(Method::POST, "/api/v1/records/retry", Some(&trial)).await?;
         if found["matched"] != 1 {
-            return say_of_unknown_outcome(1, out);
+            say_of_unknown_outcome(1, out)?;
+            bail!("it would not be queued again");
         }
         writeln!(out, "1 accepted request would be queued again; nothing was changed")?;
         return Ok(());
@@ -202,7 +205,8 @@ impl Change {
             let (matched, in_flight, accepted) = (counts.matched, counts.in_flight, counts.accepted);
             writeln!(out, "{} would be {}; nothing was changed", self.counted(matched), self.done)?;
             self.say_rest(&counts, "would not be delivered any more", out)?;
-            if self.path != "retry" && matched > 0 {
+            // A list has no `as_of`: it would show records that came later.
+            if self.path != "retry" && matched > 0 && args.as_of.is_none() {
                 let target = format!("/api/v1/records?limit={SHOWN}{}", args.filter.query());
                 let newest = client.send(Method::GET, &target, None).await?;
                 let mut newest = records_of(&newest)?.to_vec();

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use http::Method;
 use serde_json::{Map, Value};
 
@@ -37,6 +37,9 @@ pub(super) async fn reseal(client: &AdminClient, out: &mut dyn Write) -> anyhow:
     }
     if failed > 0 {
         writeln!(out, "{failed} left, since the store failed or a transaction holds them: run it again")?;
+    }
+    if failed + unopened > 0 {
+        bail!("not all records have the first key: keep the others");
     }
     Ok(())
 }

@@ -240,10 +240,15 @@ impl Serving {
         (self.shutdown_delay, self.drain_timeout) = (config.server.shutdown_delay, config.server.drain_timeout);
         let count = routes.len();
         self.admin_state.reload(&config.admin, routes);
-        self.log_access_to(access_log).await?;
+        // The new configuration is in force: what fails from here on does not refuse it.
+        if let Err(error) = self.log_access_to(access_log).await {
+            tracing::error!(%error, "the access log goes on as before");
+        }
         self.trace_to(config.traces);
         // The configuration saw that it is a filter.
-        log_filter.set(&config.log.level)?;
+        if let Err(error) = log_filter.set(&config.log.level) {
+            tracing::error!(%error, "the log level stays as it was");
+        }
         let changes = self.start_settings.start_changes(&asked);
         if !changes.is_empty() {
             tracing::warn!(

@@ -1,6 +1,7 @@
 //! Routes that are accepted, and probably protect less than they were meant to.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::COOKIE;
 use http::{HeaderName, Method};
@@ -149,13 +150,21 @@ pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy) {
 }
 
 /// Advises against what cannot do what it says.
-pub(super) fn on_effects(table: &Table<'_>, route: &str, policy: &Policy) {
+pub(super) fn on_effects(table: &Table<'_>, route: &str, policy: &Policy, timeout: Option<Duration>) {
     if policy.mode == Mode::Accept && policy.store_failure == StoreFailure::Forward {
         let why = "what is accepted is kept in the store: while it is away, requests get 503 all the same";
         table.advise(
             "store_failure",
             format!("route `{route}` has store_failure = \"forward\" and accepts requests; {why}"),
         );
+    }
+    if let (Recovery::Probe(probe), Some(timeout)) = (&policy.recovery, timeout)
+        && probe.after.unwrap_or(timeout) >= policy.unknown_ttl
+    {
+        let (after, kept) = (show_duration(probe.after.unwrap_or(timeout)), show_duration(policy.unknown_ttl));
+        let message =
+            format!("route `{route}` may ask about an unknown outcome after {after}, and forgets it after {kept}");
+        table.advise("recovery", format!("{message}: it never asks, and a retry after that runs again"));
     }
     if let Recovery::Probe(Probe { every: Some(every), .. }) = &policy.recovery
         && *every >= policy.unknown_ttl

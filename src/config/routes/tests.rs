@@ -50,6 +50,19 @@ fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
 }
 
 #[test]
+fn a_probe_that_comes_when_the_outcome_is_forgotten_is_advised_against() {
+    let route = |recovery: &str| {
+        let route = format!("unknown_ttl = \"1h\"\nrecovery = {{ probe = \"/by-key/{{key}}\"{recovery} }}\n");
+        let path = "[[routes]]\nname = \"r\"\npath = \"/{*rest}\"\nscope = [\"host\"]\n";
+        advised(&format!("{APP}{path}{route}"), "recovery")
+    };
+    for (recovery, advised) in [("", 0), (", after = \"59m\"", 0), (", after = \"1h\"", 1)] {
+        let told = route(recovery).into_iter().filter(|advice| advice.contains("it never asks"));
+        assert_eq!(told.count(), advised, "{recovery}");
+    }
+}
+
+#[test]
 fn what_counts_for_spans_alone_is_advised_against_where_there_are_none() {
     let collector = "otlp = \"http://127.0.0.1:4318\"\n";
     let about = |keys: &str| advised(&format!("{APP}[telemetry]\n{keys}"), "telemetry.sample");

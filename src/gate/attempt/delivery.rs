@@ -128,12 +128,52 @@ pub(super) fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
 }
 
 /// The answer with which the attempt was completed in the store.
-pub(super) fn recorded_answer(record: &Record, attempt: Attempt) -> Option<(Timestamp, Answer)> {
+fn recorded_answer(record: &Record, attempt: Attempt) -> Option<(Timestamp, Answer)> {
     if !record.is_completed_by(attempt) {
         return None;
     }
     let answer = Answer::decode(record.answer.as_ref()?).ok()?;
     answer.content.is_some().then_some((record.until, answer))
+}
+
+/// The reply when the store has answered.
+pub(super) fn recorded(
+    request: &ProtectedRequest,
+    attempt: Attempt,
+    settled: &Settled,
+    outcome: Outcome,
+    answer: Result<Answer, Problem>,
+    body: Option<Body>,
+) -> Reply {
+    match settled {
+        Settled::Done { until } => {
+            let reply = request.reply_with(outcome, answer, body);
+            if outcome == Outcome::Executed { reply.with_expiry(&request.gate.settings.headers, *until) } else { reply }
+        }
+        Settled::Superseded { record } => {
+            if let Some((until, recorded)) = record.as_ref().and_then(|record| recorded_answer(record, attempt)) {
+                // The upstream or an operator has completed it in the meantime: that answer counts.
+                tracing::info!(
+                    request = %request.head.id,
+                    record = %request.id,
+                    route = &*request.state.name,
+                    key = request.key_shortened(),
+                    "the attempt was completed in the store while it ran, as by its upstream: that is its outcome"
+                );
+                return request
+                    .reply_with(Outcome::Executed, Ok(recorded), None)
+                    .with_expiry(&request.gate.settings.headers, until);
+            }
+            tracing::warn!(
+                request = %request.head.id,
+                record = %request.id,
+                route = &*request.state.name,
+                key = request.key_shortened(),
+                "the record of an attempt was removed or taken over while it ran: its answer is not kept"
+            );
+            unrecorded(request, outcome, answer, body)
+        }
+    }
 }
 
 /// The reply when the store has not answered in time: an upstream's answer is marked for what it is.

@@ -148,8 +148,9 @@ fn the_default_type_is_known_as_one() {
     ] {
         assert_eq!(sent(line).unwrap().type_is_default, is_default, "{line}");
     }
-    assert_eq!(sent("/x").unwrap().head.version, Version::HTTP_10, "the host is not given");
-    assert_eq!(sent("http://a/x").unwrap().head.version, Version::HTTP_11);
+    for target in ["/x", "http://a/x"] {
+        assert_eq!(sent(target).unwrap().head.version, Version::HTTP_11, "{target}");
+    }
 }
 
 #[test]
