@@ -295,7 +295,7 @@ fn a_schema_of_the_former_version_keeps_its_records() {
         "DROP TABLE oncegate.rules_period, oncegate.audit, oncegate.delivery, oncegate.paused, oncegate.layout, oncegate.owned,
             oncegate.handover, oncegate.outgoing_record, oncegate.outgoing_delivery;
          DROP FUNCTION oncegate.expire_leases_v2, oncegate.reseal_v1, oncegate.append_entry_v1, oncegate.amend_entry_v1,
-            oncegate.sweep_entries_v1, oncegate.accept_v1, oncegate.take_due_v1, oncegate.take_due_v2,
+            oncegate.sweep_entries_v1, oncegate.accept_v1, oncegate.take_due_v1, oncegate.take_due_v2, oncegate.take_due_v3,
             oncegate.change_delivery_v1, oncegate.change_delivery_v2, oncegate.requeue_delivery_v1, oncegate.discard_delivery_v1, oncegate.pause_v1, oncegate.sweep_deliveries_v1,
             oncegate.finish_deliveries_v1, oncegate.reseal_delivery_v1,
             oncegate.fence_lock_v1, oncegate.refuse_foreign_v1, oncegate.fence_v1, oncegate.fence_row_v1, oncegate.place_v1,

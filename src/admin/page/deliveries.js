@@ -8,6 +8,7 @@ const LIMIT = 50;
 const OPEN = ["id", "state", "route"];
 
 const ACTS = {
+  all: { name: "Retry all", what: "Every request that the filter finds and that was given up is queued again, and its attempts are counted anew. Those whose outcome is unknown are left alone." },
   pause: { name: "Pause the route", what: "Every gate of the store holds its deliveries back, until somebody resumes the route. Its requests are accepted, and wait. Attempts that are under way go on.", done: "Paused: its requests wait." },
   resume: { name: "Resume the route", what: "Every gate of the store delivers its requests again, each when it is due.", done: "Resumed: its requests are delivered." },
   retry: { name: "Retry the request", what: "The request is queued again and its attempts are counted anew. It goes to the upstream when its turn comes.", done: "Queued again: it is delivered when its turn comes." },
@@ -86,8 +87,41 @@ export function deliveries({ gate, parameters, signal, announce }) {
     found.fill(deliveries.map(delivery => ({ key: `${loads}:${delivery.id}`, cells: [() => recordLink(delivery.id), () => stateWord(delivery.state), delivery.route ?? "–", request(delivery),
       () => moment(delivery.accepted_at, now), delivery.due_at ? () => moment(delivery.due_at, now) : "", `${delivery.attempts}`, delivery.reason ?? "",
       ...(isOperator ? [delivery.state === "dead" ? offer("Retry …", delivery.id.slice(0, 16), opener => alter(opener, aboutRetry(delivery))) : ""] : [])] })));
-    put(place, h("h2", {}, "Requests"), found.element, pages.buttons);
+    const mayRetry = isOperator && deliveries.some(({ state }) => state === "dead");
+    put(place, h("h2", {}, "Requests"), mayRetry ? h("p", {}, offer("Retry all …", "that were given up", opener => alter(opener, aboutRetryAll()))()) : null, found.element, pages.buttons);
     note.textContent = `${some(deliveries.length, "accepted request")} on page ${number}${isLast ? ", which is the last" : ""}.`;
+  }
+
+  // Adds up what the gate says of all that the filter finds, a part at a time.
+  async function retryAll(more) {
+    const { route, id } = filter, given = Object.entries({ route, id }).filter(([, value]) => value);
+    let sum = null, after;
+    do {
+      const part = await ask("/api/v1/records/retry", { method: "POST", body: { filter: Object.fromEntries(given), all: given.length === 0, ...more, ...(after ? { after } : {}) } });
+      const plus = name => (sum?.[name] ?? 0) + (part[name] ?? 0);
+      sum = { matched: plus("matched"), done: plus("done"), failed: plus("failed"), unknown: (sum?.unknown ?? 0) + (part.of_unknown_outcome ?? 0), asOf: sum?.asOf ?? part.as_of };
+      after = part.next;
+    } while (after);
+    return sum;
+  }
+
+  function aboutRetryAll() {
+    const { name, what } = ACTS.all;
+    let asOf = null;
+    return {
+      title: "Retry all of these requests?", fields: h("p", {}, what),
+      look: async reason => {
+        const sum = await retryAll({ dry_run: true, reason });
+        asOf = sum.asOf;
+        return { name, isDanger: false, changed: sum.matched === 0 ? "No request that can be retried is found." : null,
+          parts: [h("p", { class: "say" }, what), facts([["To be queued again", some(sum.matched, "request")], ["Left alone", `${some(sum.unknown, "request")} of unknown outcome`],
+            ["Route", filter.route || "any"], ["Id", filter.id ? code(filter.id) : "any"], ["Action", name], ["Reason", reason]])] };
+      },
+      act: async reason => {
+        const { done, failed } = await retryAll({ reason, as_of: asOf });
+        return `${some(done, "request")} queued again.${failed > 0 ? ` For ${failed} the store failed: retry them once more.` : ""}`;
+      },
+    };
   }
 
   const alter = (opener, what) => change(opener, what, { element, load, announce });

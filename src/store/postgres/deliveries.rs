@@ -39,8 +39,9 @@ pub(super) const FINISH: Query =
     Query { sql: "SELECT oncegate.finish_deliveries_v1($1, $2)", types: &[Type::BYTEA_ARRAY, Type::BYTEA_ARRAY] };
 
 const TAKE: &str = "SELECT t.id, t.token, t.sequence, t.lane, t.accepted_at, t.queued_at, t.due, NULL::bigint, t.attempts, \
-     t.head, t.note, o.service, o.namespace, o.route, t.request, t.body, t.now, t.is_more, t.last_lane, t.next_due \
-     FROM oncegate.take_due_v2($1, $2, $3, $4, $5, $6, $7, $8) t LEFT JOIN oncegate.origin o ON o.id = $1";
+     t.head, t.note, o.service, o.namespace, o.route, t.request, t.body, t.now, t.is_more, t.last_lane, t.next_due, \
+     t.is_lane_next \
+     FROM oncegate.take_due_v3($1, $2, $3, $4, $5, $6, $7, $8, $9) t LEFT JOIN oncegate.origin o ON o.id = $1";
 
 const CHANGE: &str = "SELECT oncegate.change_delivery_v2($1, $2, $3, $4, $5, $6, $7)";
 
@@ -61,6 +62,8 @@ pub(super) struct Takes(Mutex<HashMap<OriginId, Position>>);
 struct Position {
     /// The lane that had the last turn.
     lane: Option<i64>,
+    /// Whether a lane goes before the oldest.
+    is_lane_first: Option<bool>,
     /// Nothing that was free was due before, in milliseconds.
     due: Option<i64>,
     /// The least place in the order of acceptance among the oldest that were due.
@@ -75,13 +78,14 @@ impl Takes {
         if known.since.is_some_and(|since| since.elapsed() < LOOK_AGAIN) {
             return known;
         }
-        Position { lane: known.lane, due: None, sequence: None, since: Some(Instant::now()) }
+        Position { due: None, sequence: None, since: Some(Instant::now()), ..known }
     }
 
     fn reached(&self, origin: OriginId, from: Position, found: Position) {
         let due = found.due.map(|due| due.saturating_sub(VISIBLE)).or(from.due);
         let (lane, sequence) = (found.lane.or(from.lane), found.sequence.or(from.sequence));
-        let position = Position { lane, due, sequence, since: from.since };
+        let is_lane_first = found.is_lane_first.or(from.is_lane_first);
+        let position = Position { lane, is_lane_first, due, sequence, since: from.since };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(origin, position);
     }
 }
@@ -112,7 +116,10 @@ impl Deliveries for Postgres {
             };
             // What stood may be gone again: then the request is to be kept after all.
             match standing {
-                None => return Ok(Acceptance::Accepted),
+                None => {
+                    self.kept.insert(new.token, ());
+                    return Ok(Acceptance::Accepted);
+                }
                 Some(Standing::Delivery) => {
                     if let Some(delivery) = self.delivery(id).await? {
                         return Ok(Acceptance::Queued(delivery));
@@ -130,20 +137,28 @@ impl Deliveries for Postgres {
     async fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Error> {
         self.ensure_open()?;
         let sql = select("", "WHERE d.id = $1");
-        let rows = self.pool.query(&sql, &[(&&id.0[..], Type::BYTEA)]).await?;
-        rows.first().map(delivery).transpose().map_err(unreadable)
+        loop {
+            let host = self.hosts.chosen();
+            let rows = self.pool.query(&sql, &[(&&id.0[..], Type::BYTEA)]).await?;
+            let found = rows.first().map(delivery).transpose().map_err(unreadable)?;
+            match &found {
+                Some(Delivery { token, .. }) if self.ensure_kept(id, *token, host).await? => {}
+                _ => return Ok(found),
+            }
+        }
     }
 
     async fn take_due(&self, take: Take) -> Result<Batch, Error> {
         self.ensure_open()?;
         let from = self.takes.from(take.origin);
-        let values: [Parameter<'_>; 8] = [
+        let values: [Parameter<'_>; 9] = [
             (&take.origin.0, Type::INT8),
             (&row::count(take.limit), Type::INT8),
             (&row::count(take.max_bytes), Type::INT8),
             (&row::span(take.hold), Type::INT8),
             (&take.is_ordered, Type::BOOL),
             (&from.lane, Type::INT8),
+            (&from.is_lane_first.unwrap_or_default(), Type::BOOL),
             (&from.due, Type::INT8),
             (&from.sequence, Type::INT8),
         ];
@@ -374,6 +389,7 @@ fn batch(rows: &[Row]) -> Result<(Batch, Position), Unreadable> {
         batch.is_more = row::get(found, 17)?;
         reached = Position {
             lane: row::get(found, 18)?,
+            is_lane_first: row::get(found, 20)?,
             due: row::get(found, 6)?,
             sequence: row::get(found, 2)?,
             since: None,

@@ -13,7 +13,8 @@
 //!   warning.
 //! - A completed record that is visible may not be durable: its commit may be on the primary only. The store hands one out
 //!   only after it has seen it durable. A record that is unknown here, or whose lease is past, may be renewed
-//!   or completed elsewhere, where this server was left behind: it is handed out after a commit that returns as well.
+//!   or completed elsewhere, where this server was left behind: it is handed out after a commit that returns as well. So is an
+//!   accepted request that another process kept.
 //! - A record that an upstream's transaction holds is skipped by every operation that could make others wait.
 //! - While settlements fail, claims are refused; see `write_check`.
 
@@ -108,6 +109,8 @@ pub struct Postgres {
     /// them. A commit whose wait for a synchronous standby was cancelled is visible on the primary and may be nowhere else:
     /// a record that is merely visible may be gone after a failover.
     durable: Cache<Attempt, ()>,
+    /// The same of accepted requests, by their tokens.
+    kept: Cache<Attempt, ()>,
     hosts: Arc<Hosts>,
     is_closing: AtomicBool,
     description: Description,
@@ -196,6 +199,7 @@ impl Postgres {
             swept_to: AtomicI64::new(0),
             takes: deliveries::Takes::default(),
             durable: Cache::new(durable::REMEMBERED),
+            kept: Cache::new(durable::REMEMBERED_DELIVERIES),
             hosts,
             is_closing: AtomicBool::new(false),
             description,

@@ -25,7 +25,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 14] = [
+const MIGRATIONS: [Migration; 15] = [
     Migration {
         version: 1,
         name: "records",
@@ -108,6 +108,12 @@ const MIGRATIONS: [Migration; 14] = [
         version: 14,
         name: "takes",
         sql: include_str!("../../../migrations/postgres/0014_takes.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 15,
+        name: "turns",
+        sql: include_str!("../../../migrations/postgres/0015_turns.sql"),
         compatible_with: 1,
     },
 ];

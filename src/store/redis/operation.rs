@@ -341,6 +341,7 @@ pub(super) fn number(response: &Value) -> Result<u64, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::ErrorKind;
     use crate::store::batcher::Operation as _;
 
     #[test]
@@ -350,6 +351,23 @@ mod tests {
         assert!(!release.is_abandoned_with_caller());
         assert!(Operation::Await(id).is_abandoned_with_caller());
         assert!(Operation::Renew(Vec::new()).is_abandoned_with_caller());
+    }
+
+    #[test]
+    fn a_renewal_fails_where_none_is_renewed_and_one_is_refused() {
+        let lease = std::time::Duration::from_secs(60);
+        let held = [1, 2].map(|n| LeaseRenewal { id: RecordId([n; 32]), attempt: Attempt([n; 16]), lease });
+        let renewed = |answers: &str| {
+            let answer = redis::parse_redis_value(format!("*2\r\n{answers}").as_bytes()).unwrap();
+            match read_alone(&Operation::Renew(held.to_vec()), answer)? {
+                Reply::Renewed(renewed) => Ok(renewed),
+                _ => panic!("it is a renewal"),
+            }
+        };
+        let refused: Result<_, Error> = renewed(":0\r\n-OOM command not allowed\r\n");
+        assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{refused:?}");
+        assert_eq!(renewed("-OOM command not allowed\r\n:1\r\n").unwrap(), [RecordId([2; 32])]);
+        assert_eq!(renewed(":0\r\n:0\r\n").unwrap(), []);
     }
 
     #[test]

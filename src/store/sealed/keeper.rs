@@ -330,6 +330,7 @@ impl Keeper {
 mod tests {
     use super::*;
     use crate::idempotency::record::Attempt;
+    use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
     use crate::store::sealed::Closed;
     use crate::store::sealed::{Sealed, SealingKey};
@@ -423,6 +424,37 @@ mod tests {
         let done = gate.keeper.reseal(None, HOUR).await.unwrap();
         assert_eq!(done, Resealed { unopened: 256, ..Resealed::default() });
         assert_eq!(memory.get(RecordId([7; 32])).await.unwrap().unwrap().record, before, "it stays as it is");
+    }
+
+    /// Where the time of each call is over before the queue is paged through.
+    #[tokio::test(start_paused = true)]
+    async fn a_long_queue_is_sealed_anew_to_its_end() {
+        let gate = Gate::new().await;
+        let queue = gate.sealed.deliveries().unwrap();
+        for number in 0..250 {
+            let nothing = Bytes::new;
+            let (token, origin, lane) = (Attempt([number; 16]), origin("ours").id(), Lane(0));
+            let new = NewDelivery { token, origin, lane, head: nothing(), request: nothing(), body: nothing() };
+            queue.accept(RecordId([number; 32]), new).await.unwrap();
+        }
+        for byte in [2, 3] {
+            gate.keys.replace(vec![key(byte), key(byte - 1)]);
+            // One that somebody broke off leaves nothing out of the next.
+            assert!(gate.keeper.reseal(None, Duration::ZERO).await.unwrap().next.is_some());
+            let (mut after, mut resealed, mut calls) = (None, 100, 0);
+            loop {
+                let done = gate.keeper.reseal(after, Duration::ZERO).await.unwrap();
+                (after, resealed, calls) = (done.next, resealed + done.resealed, calls + 1);
+                if after.is_none() {
+                    break;
+                }
+                assert!(calls < 9, "it does not end");
+            }
+            assert_eq!((resealed, calls), (250, 3));
+            assert_eq!(gate.counted().await, (vec![250, 0], 0, 0));
+        }
+        gate.keys.replace(vec![key(4)]);
+        assert_eq!(gate.keeper.reseal(None, HOUR).await.unwrap().unopened, 250);
     }
 
     #[tokio::test(start_paused = true)]

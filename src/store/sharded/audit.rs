@@ -70,6 +70,11 @@ impl AuditLog for Sharded {
         let sweep = move |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             Box::pin(async move { audit::of(&*store)?.sweep_entries(limit).await })
         };
-        Ok(self.sweep_each(|busy| Arc::clone(&busy.sweeping_entries), sweep).await?.into_iter().sum::<usize>().min(limit))
+        Ok(self
+            .sweep_each(|busy| Arc::clone(&busy.sweeping_entries), sweep)
+            .await?
+            .into_iter()
+            .sum::<usize>()
+            .min(limit))
     }
 }

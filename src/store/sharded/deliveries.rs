@@ -187,6 +187,11 @@ impl Deliveries for Sharded {
         let sweep = move |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             Box::pin(async move { deliveries::of(&*store)?.sweep_deliveries(limit).await })
         };
-        Ok(self.sweep_each(|busy| Arc::clone(&busy.sweeping_deliveries), sweep).await?.into_iter().sum::<usize>().min(limit))
+        Ok(self
+            .sweep_each(|busy| Arc::clone(&busy.sweeping_deliveries), sweep)
+            .await?
+            .into_iter()
+            .sum::<usize>()
+            .min(limit))
     }
 }

@@ -2,10 +2,12 @@
 
 use std::sync::atomic::AtomicBool;
 
+use bytes::Bytes;
 use tokio::time::sleep;
 
 use super::moving::LOOK_WHILE_MOVING;
 use super::*;
+use crate::store::deliveries::{Lane, NewDelivery, Take};
 use crate::store::memory::Memory;
 use crate::store::unreliable::Unreliable;
 use crate::store::{OriginId, contract};
@@ -81,6 +83,47 @@ async fn a_pause_that_only_some_databases_took_may_have_happened() {
     other.set_away(false);
     assert!(queue.pause(OriginId(7), true).await.unwrap(), "one of them changes");
     assert!(!queue.pause(OriginId(7), true).await.unwrap(), "none does");
+}
+
+/// All routes ask at once where they have something to deliver.
+#[tokio::test]
+async fn routes_take_their_deliveries_at_once() {
+    let opened = ["a", "b"].map(|name| (name.into(), Some(Arc::new(Memory::new()) as Arc<dyn Store>)));
+    let store = Sharded::new(opened.into(), Routes::fixed(2), Arc::new(Late::default()));
+    let queue = Store::deliveries(&store).unwrap();
+    let routes = 1..=5;
+    for route in routes.clone() {
+        let (token, origin, lane, nothing) = (Attempt([route; 16]), OriginId(i64::from(route)), Lane(0), Bytes::new);
+        let new = NewDelivery { token, origin, lane, head: nothing(), request: nothing(), body: nothing() };
+        queue.accept(RecordId([50 * route; 32]), new).await.unwrap();
+    }
+    let take = |route| {
+        let (origin, hold) = (OriginId(i64::from(route)), Duration::from_secs(60));
+        queue.take_due(Take { origin, limit: 9, max_bytes: 9, hold, is_ordered: false })
+    };
+    for (route, batch) in routes.clone().zip(join_all(routes.map(take)).await) {
+        let taken: Vec<Attempt> = batch.unwrap().taken.iter().map(|taken| taken.delivery.token).collect();
+        assert_eq!(taken, [Attempt([route; 16])]);
+    }
+}
+
+/// A database of the next list that it does not name would go on as it is, or as the former ones were when the move began.
+#[tokio::test]
+async fn a_gate_that_does_not_name_all_databases_pauses_nothing() {
+    let first = Arc::new(Memory::new());
+    let databases = Arc::new(Moving(AtomicBool::new(false)));
+    let partial = Routes { members: vec![Some(0)], target: Some(vec![Some(0), None]), ids: Vec::new() };
+    // It may know of the move, or not yet.
+    for routes in [partial, Routes::fixed(1)] {
+        let opened = vec![("a".into(), Some(Arc::clone(&first) as Arc<dyn Store>))];
+        let store = Sharded::new(opened, routes, Arc::clone(&databases) as Arc<dyn Databases>);
+        let queue = Store::deliveries(&store).unwrap();
+        for is_paused in [true, false] {
+            let refused = queue.pause(OriginId(7), is_paused).await.unwrap_err();
+            assert!(matches!(&refused, Error::Determinate(cause) if cause.kind == ErrorKind::Moved), "{refused}");
+        }
+        assert_eq!(queue.paused().await.unwrap(), []);
+    }
 }
 
 #[tokio::test]

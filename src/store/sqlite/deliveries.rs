@@ -143,8 +143,9 @@ impl Request for AcceptRequest {
 
     fn run(&self, session: &mut Session) -> Result<Acceptance, Failure> {
         let (id, now) = (self.id, session.now());
-        let mut stands = session.conn.prepare_cached(super::requests::sql::RECORD)?;
-        let record = stands.query_row([id.0], |found| row::record(found, 0)).optional()?;
+        let stands = super::requests::sql::RECORD;
+        let record =
+            session.conn.prepare_cached(stands)?.query_row([id.0], |found| row::record(found, 0)).optional()?;
         if let Some(record) = record.filter(|record| rules::is_live(record.state, record.until, now)) {
             return Ok(Acceptance::Recorded { record, now });
         }

@@ -6,6 +6,7 @@ mod hosts;
 mod plans;
 mod rights;
 mod spread;
+mod standbys;
 
 use std::sync::Arc;
 use std::thread;

@@ -170,6 +170,9 @@ const ASKED_OF_THE_QUEUE: &[&str] = &[
     "SELECT * FROM oncegate.take_due_v1(1, 8, 1000000, 0, true, 3)",
     "SELECT * FROM oncegate.take_due_v2(1, 8, 1000000, 0, false, NULL, NULL, NULL)",
     "SELECT * FROM oncegate.take_due_v2(1, 8, 1000000, 0, true, 3, 1, 1)",
+    "SELECT * FROM oncegate.take_due_v3(1, 8, 1000000, 0, false, NULL, false, NULL, NULL)",
+    "SELECT * FROM oncegate.take_due_v3(1, 1, 1000000, 0, false, 3, true, 1, 1)",
+    "SELECT * FROM oncegate.take_due_v3(1, 8, 1, 0, true, 3, true, 1, 1)",
     "SELECT oncegate.change_delivery_v1('\\x01', '\\x01', 0, 1::smallint, 1, true, NULL)",
     "SELECT oncegate.change_delivery_v2('\\x01', '\\x01', 0, 1::smallint, 1, true, NULL)",
     "SELECT oncegate.change_delivery_v1('\\x01', '\\x01', 0, 2::smallint, 1, true, '\\x')",
@@ -260,7 +263,7 @@ async fn a_take_passes_over_nothing_that_was_taken_before() {
         let touched = async |from_due: &str, from_sequence: &str| {
             plans.lock().unwrap().clear();
             let take = format!(
-                "SELECT * FROM oncegate.take_due_v2(1, 8, 1000000, 0, false, NULL, {from_due}, {from_sequence})"
+                "SELECT * FROM oncegate.take_due_v3(1, 8, 1000000, 0, false, NULL, false, {from_due}, {from_sequence})"
             );
             client.simple_query(&take).await.unwrap();
             let plans = std::mem::take(&mut *plans.lock().unwrap());

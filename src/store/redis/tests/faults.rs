@@ -118,9 +118,14 @@ async fn a_server_without_room_refuses_and_says_so() {
     assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{refused:?}");
     let refused = store.settle(id(1), attempt(1), complete()).await;
     assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{refused:?}");
+    let lease = Duration::from_secs(60);
+    let held = [1, 9].map(|number| LeaseRenewal { id: id(number), attempt: attempt(number), lease });
+    let refused = store.renew(held.into()).await;
+    assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{refused:?}");
     assert!(store.ping().await.is_err());
     server.run("CONFIG SET maxmemory 0").unwrap();
     store.ping().await.unwrap();
+    assert_eq!(store.renew(held.into()).await.unwrap(), [id(1)]);
     assert!(matches!(store.settle(id(1), attempt(1), complete()).await, Ok(Settled::Done { .. })));
     assert!(matches!(store.claim(id(2), fresh(2)).await, Ok(Claim::Inserted(_))));
 }

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use rusqlite::ffi;
 
 use super::*;
+use crate::store::deliveries::{Acceptance, Lane, NewDelivery};
 use crate::store::sqlite::failpoint::{Failpoint, InjectFailures};
 
 #[tokio::test]
@@ -179,6 +180,32 @@ async fn an_exhausted_quota_is_a_full_disk() {
     assert_eq!(reserve.exists(), had_reserve);
     assert_eq!(store.count().await.unwrap(), [1, 0, 1]);
     assert!(reported.lock().unwrap().is_empty());
+}
+
+/// The room that is left is for the attempts that run.
+#[tokio::test]
+async fn a_full_disk_refuses_what_is_to_be_delivered_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = with_failpoints(&dir.path().join("a.db"));
+    let accept = |number| {
+        let (token, lane, nothing) = (attempt(number), Lane(0), Bytes::new);
+        let new =
+            NewDelivery { token, origin: OriginId(1), lane, head: nothing(), request: nothing(), body: nothing() };
+        store.accept(id(number), new)
+    };
+    assert!(matches!(accept(1).await.unwrap(), Acceptance::Accepted));
+    store.ask(InjectFailures(Failpoint::Commit, ffi::SQLITE_IOERR_WRITE, 1)).await.unwrap();
+    assert!(matches!(store.claim(id(2), fresh(2)).await, Err(Error::Indeterminate(_))));
+    let refused = accept(3).await;
+    assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{refused:?}");
+    assert!(matches!(accept(1).await.unwrap(), Acceptance::Accepted), "it is kept already");
+    // That one is kept shows that claims have room as well.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while accept(3).await.is_err() {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(matches!(store.claim(id(4), fresh(4)).await.unwrap(), Claim::Inserted(_)));
 }
 
 #[tokio::test]
