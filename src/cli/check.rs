@@ -119,7 +119,7 @@ mod tests {
     fn a_good_configuration_gets_one_line_and_advice() {
         let report = check("config/examples/gateway.toml".into());
         let mut lines = report.lines();
-        assert_eq!(lines.next(), Some("config/examples/gateway.toml: ok (4 routes, 2 upstreams)"));
+        assert_eq!(lines.next(), Some("config/examples/gateway.toml: ok (6 routes, 2 upstreams)"));
         assert_eq!(lines.filter(|line| !line.contains(": advice: ")).count(), 0, "{report}");
         assert!(report.contains("with a key or without; a route with path ="), "{report}");
         assert!(!report.contains("  "), "stray spaces: {report}");

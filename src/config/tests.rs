@@ -379,7 +379,7 @@ fn the_example_of_an_edge_is_accepted_and_printed() {
     let resolved = Case::new(&text).load();
     assert!(resolved.server.accept.tls.is_some());
     let names: Vec<_> = resolved.router.routes().iter().map(|route| &*route.name).collect();
-    assert_eq!(names, ["checkout", "charge", "payments", "create-report"]);
+    assert_eq!(names, ["checkout", "charge", "payments", "create-report", "read-reports"]);
     let printed = resolved.effective.to_string();
     assert_eq!(Case::new(&printed).load().effective.to_string(), printed);
 }

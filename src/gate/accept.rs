@@ -114,7 +114,7 @@ impl ProtectedRequest {
     async fn keep(&self) -> Result<Known, Problem> {
         // Held until it is kept: a reload looks for what is kept before its rules take the place of these.
         let retired = Arc::clone(&self.gate.shared.retired).read_owned().await;
-        if retired.contains(&self.state.rules) || self.is_replaced() || !self.is_found_after_reload() {
+        if !self.may_claim(&retired) {
             return Err(self.retired());
         }
         let body = self.body.whole().await.map_err(|error| spool_problem(&self.gate, &error))?;

@@ -222,7 +222,7 @@ impl Gate {
         gate
     }
 
-    /// A gate that shares `work` with others, and takes over what `former` knows of routes and tokens.
+    /// A gate that has `shared` in common with others, and takes over what `former` knows of routes and tokens.
     fn beside(
         shared: Arc<Shared>,
         settings: Settings,

@@ -14,6 +14,7 @@ use super::answer::Reply;
 use super::kept::Kept;
 use super::pass::{self, ForwardOptions, spool_problem};
 use super::request::{self, Head};
+use super::shared::IdentityDigest;
 use super::{Gate, RouteState};
 use crate::http::body::Body;
 use crate::http::fair_share::Party;
@@ -362,8 +363,14 @@ impl ProtectedRequest {
         self.problem(Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON))
     }
 
+    /// Whether a retry would find what this request claims or has kept: by the rules that are in force, those that a reload has `retired`
+    /// left out, at every gate of the store, and by the routes to which retries come.
+    pub(super) fn may_claim(&self, retired: &[IdentityDigest]) -> bool {
+        !retired.contains(&self.state.rules) && !self.is_replaced() && self.is_found_after_reload()
+    }
+
     /// Whether a retry finds the record that this request would claim, by the routes to which retries come.
-    pub(super) fn is_found_after_reload(&self) -> bool {
+    fn is_found_after_reload(&self) -> bool {
         let finds = |router: &Arc<Router>| {
             if Arc::ptr_eq(router, &self.gate.router) {
                 return true;

@@ -13,7 +13,7 @@ pub struct Deliver {
     pub attempts: u32,
     /// The longest pause after the first of them; each later one may last twice as long.
     pub backoff: Duration,
-    /// The longest pause of all.
+    /// The longest pause that the gate chooses itself; a longer `Retry-After` of the upstream counts.
     pub max_backoff: Duration,
     /// How long one attempt may take.
     pub timeout: Duration,

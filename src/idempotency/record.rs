@@ -114,7 +114,7 @@ pub enum State {
 }
 
 impl State {
-    /// Every state, in the order in which a record passes through them.
+    /// Every state, in the order in which counts list them.
     pub const ALL: [Self; 3] = [Self::InFlight, Self::Completed, Self::Unknown];
 
     /// The word for it: `in-flight`, `completed` or `unknown`.
@@ -166,7 +166,7 @@ impl Record {
     }
 }
 
-/// The part of a record that every change changes.
+/// What a conditional write compares. Encrypting a record anew changes none of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Version {
     /// See [`Record::attempt`].

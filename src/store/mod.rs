@@ -397,7 +397,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Unavailable, Self::Full, Self::Timeout, Self::Corrupt, Self::Other];
+    pub const ALL: [Self; 6] = [Self::Unavailable, Self::Full, Self::Timeout, Self::Corrupt, Self::Moved, Self::Other];
 
     /// The word for it.
     #[must_use]

@@ -72,7 +72,7 @@ pub(super) fn is_live(state: State, until: Timestamp, now: Timestamp) -> bool {
     state == State::InFlight || !is_past(until, now)
 }
 
-/// The place of a state in [`State::ALL`].
+/// The place of a state in [`State::ALL`], which stores also write for it: it must never change.
 pub(super) fn state_index(state: State) -> usize {
     match state {
         State::InFlight => 0,

@@ -40,7 +40,7 @@ impl Metrics {
 impl DeliveryGauges {
     /// In a registry.
     pub(super) fn new(registry: &Registry) -> Self {
-        let help = "Accepted requests in the store that are still to be delivered, when they were last counted.";
+        let help = "Accepted requests in the store, queued or dead, when they were last counted.";
         let counts = IntGaugeVec::new(Opts::new("oncegate_deliveries", help), &["state"]).expect("a sound name");
         let oldest = "How long ago the oldest request was accepted that is still to be delivered, in seconds.";
         let oldest = Gauge::new("oncegate_deliveries_oldest_seconds", oldest).expect("a sound name");

@@ -24,7 +24,7 @@ keys! {
         /// The longest pause after the first attempt; it doubles with each attempt, and each pause is any time up to it. A
         /// Retry-After of the upstream that is longer counts.
         backoff => time_of(Duration::from_millis(1)..=DAY);
-        /// The longest pause.
+        /// The longest pause that oncegate chooses itself.
         max_backoff => time_of(Duration::from_millis(1)..=DAY);
         /// How long an attempt may take; the upstream's own timeout counts where it is shorter.
         timeout => time_of(SECOND..=DAY);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Done, Driver, Missing, Permission, REQUEST, needed};
-use crate::gate::protected::ProtectedRequest;
 use crate::gate::quota::Grant;
 use crate::http::problem::{Problem, RateLimit};
 use crate::idempotency::protocol::Event;
@@ -38,10 +37,7 @@ impl Driver {
     }
 
     pub(super) fn permitted(&mut self, permission: Permission) -> Event {
-        let stays = |request: &Arc<ProtectedRequest>| {
-            !permission.contains(&request.state.rules) && !request.is_replaced() && request.is_found_after_reload()
-        };
-        if !self.request.as_ref().is_some_and(stays) {
+        if !self.request.as_ref().is_some_and(|request| request.may_claim(&permission)) {
             return Event::Retired;
         }
         self.permission = Some(permission);
