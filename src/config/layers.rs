@@ -55,7 +55,7 @@ const PREFIX: &str = "ONCEGATE_";
 const PASSWORD: &str = "PGPASSWORD";
 
 /// Variables of oncegate that are not keys: the path of the file, and those of its tests.
-const NOT_KEYS: [&str; 7] = [
+const NOT_KEYS: [&str; 8] = [
     "ONCEGATE_CONFIG",
     "ONCEGATE_BLESS",
     "ONCEGATE_SIM_SEED",
@@ -63,6 +63,7 @@ const NOT_KEYS: [&str; 7] = [
     "ONCEGATE_TEST_STORE",
     "ONCEGATE_TEST_POSTGRES",
     "ONCEGATE_TEST_PGBOUNCER",
+    "ONCEGATE_TEST_RABBITMQ",
 ];
 
 /// Reads and merges all layers. Fails where the file cannot be read as TOML: then nothing else can be said.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -13,9 +14,12 @@ use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions,
     ConfirmSelectOptions, QueueDeclareOptions,
 };
+use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
-use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ErrorKind};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 
 use super::source::{CONSUMER, End, Error, REASON, Received, Subscription};
 use super::{Amqp, Settings};
@@ -30,8 +34,15 @@ const QUEUE: &str = "x-oncegate-queue";
 /// The delivery mode of a message that outlives a restart of the broker.
 const PERSISTENT: u8 = 2;
 
-/// The reply code of a connection that is closed without an error.
+/// The reply code of a connection or channel that is closed without an error.
 const SUCCESS: u16 = 200;
+
+/// How long a connection that is given up may take to close.
+const CLOSE: Duration = Duration::from_secs(10);
+
+/// How RabbitMQ refuses a consumer whose queue has an exclusive one, and an exclusive one whose queue has any other, or has a
+/// single active consumer. It refuses a user without the right to read by the same code.
+const IN_USE: &str = "in exclusive use";
 
 impl From<lapin::Error> for Error {
     fn from(error: lapin::Error) -> Self {
@@ -42,14 +53,20 @@ impl From<lapin::Error> for Error {
 /// A queue, over one channel of one connection.
 struct Queue {
     name: Arc<str>,
-    queue: String,
+    queue: ShortString,
     dead_letter: String,
-    connection: Connection,
+    /// How many messages may be taken and not ended.
+    most: u16,
+    /// Whether the queue may have no other consumer: else a message could overtake one that another has, or that an earlier
+    /// connection has which RabbitMQ does not know to be lost.
+    is_alone: bool,
+    connection: Arc<Connection>,
     /// Messages come over it, and are acknowledged there.
     channel: Channel,
     /// Dead letters go over it, and are confirmed.
     publishing: Channel,
-    consumer: Consumer,
+    /// There, once it has begun.
+    consumer: Option<Consumer>,
     /// Messages that are not acknowledged, with their bodies.
     unacknowledged: HashMap<u64, (Delivery, Bytes)>,
 }
@@ -74,21 +91,26 @@ pub(super) async fn subscribe(
     let connection = Connection::connect_uri(uri, properties).await?;
     let dead_letter = settings.dead_letter();
     let publishing = publishing_to(&connection, &dead_letter).await?;
-    let channel = connection.create_channel().await?;
-    channel.basic_qos(most, BasicQosOptions::default()).await?;
-    let tag = ShortString::from(format!("oncegate.{}", settings.name));
-    let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
-    let consumer = channel.basic_consume(short(&source.queue)?, tag, options, arguments).await?;
+    let channel = receiving(&connection, most).await?;
     Ok(Box::new(Queue {
         name: Arc::clone(&settings.name),
-        queue: source.queue.clone(),
+        queue: short(&source.queue)?,
         dead_letter,
-        connection,
+        most,
+        is_alone: settings.concurrency == 1,
+        connection: Arc::new(connection),
         channel,
         publishing,
-        consumer,
+        consumer: None,
         unacknowledged: HashMap::new(),
     }))
+}
+
+/// A channel over which at most so many messages come that are not acknowledged.
+async fn receiving(connection: &Connection, most: u16) -> Result<Channel, Error> {
+    let channel = connection.create_channel().await?;
+    channel.basic_qos(most, BasicQosOptions::default()).await?;
+    Ok(channel)
 }
 
 /// A channel to publish to a durable queue, which is made unless there is one.
@@ -118,8 +140,41 @@ fn short(text: &str) -> Result<ShortString, Error> {
 
 #[async_trait]
 impl Subscription for Queue {
+    async fn begin(&mut self) -> Result<bool, Error> {
+        if !self.is_alone {
+            self.consumer = Some(self.consume(false).await?);
+            return Ok(true);
+        }
+        // To ask first takes no message from the other consumer's turn.
+        if self.consumers().await? > 0 {
+            return Ok(false);
+        }
+        let consumer = match self.consume(true).await {
+            Ok(consumer) => consumer,
+            Err(error) if is_in_use(&error) => {
+                // The refusal has closed the channel.
+                self.channel = receiving(&self.connection, self.most).await?;
+                if self.consumers().await? > 0 {
+                    return Ok(false);
+                }
+                // Nobody has it: RabbitMQ itself gives this queue a single active consumer, and takes no exclusive one.
+                self.consume(false).await?
+            }
+            Err(error) => return Err(error.into()),
+        };
+        // A quorum queue takes any number of exclusive consumers.
+        if self.consumers().await? > 1 {
+            self.channel.close(SUCCESS, "another has the queue".into()).await?;
+            self.channel = receiving(&self.connection, self.most).await?;
+            return Ok(false);
+        }
+        self.consumer = Some(consumer);
+        Ok(true)
+    }
+
     async fn next(&mut self) -> Result<Received, Error> {
-        match self.consumer.next().await {
+        let Some(consumer) = &mut self.consumer else { return Err(Error("it has not begun".to_owned())) };
+        match consumer.next().await {
             Some(delivery) => {
                 let mut delivery = delivery?;
                 let receipt = delivery.delivery_tag;
@@ -137,6 +192,8 @@ impl Subscription for Queue {
         match end {
             End::Done => {}
             End::Dead(reason) => self.bury(&delivery, &body, reason).await?,
+            // It goes back with the connection. Before, it would only come here again.
+            End::Returned if self.is_alone => return Ok(()),
             End::Returned => {
                 delivery.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await?;
                 return Ok(());
@@ -147,7 +204,13 @@ impl Subscription for Queue {
     }
 
     async fn pause(&mut self) -> Result<(), Error> {
-        Ok(self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default()).await?)
+        match &self.consumer {
+            Some(consumer) if !self.is_alone => {
+                Ok(self.channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await?)
+            }
+            // Another consumer would begin with the next message while this one is still under way.
+            _ => Ok(()),
+        }
     }
 
     async fn close(self: Box<Self>) {
@@ -156,7 +219,34 @@ impl Subscription for Queue {
     }
 }
 
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // A consumer that is dropped is cancelled, and another gets the queue before the messages of this one are back there. Where
+        // the connection is closed first, they are.
+        let (connection, consumer) = (Arc::clone(&self.connection), self.consumer.take());
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                let _ = timeout(CLOSE, connection.close(SUCCESS, "given up".into())).await;
+                drop(consumer);
+            });
+        }
+    }
+}
+
 impl Queue {
+    async fn consume(&self, exclusive: bool) -> lapin::Result<Consumer> {
+        let tag = ShortString::from(format!("oncegate.{}", self.name));
+        let options = BasicConsumeOptions { exclusive, ..BasicConsumeOptions::default() };
+        self.channel.basic_consume(self.queue.clone(), tag, options, FieldTable::default()).await
+    }
+
+    /// How many consumers the queue has. Of a quorum queue with a single active consumer: how many are active.
+    async fn consumers(&self) -> Result<u32, Error> {
+        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let queue = self.channel.queue_declare(self.queue.clone(), passive, FieldTable::default()).await?;
+        Ok(queue.consumer_count())
+    }
+
     /// Publishes a message again, to the dead letters, with the reason. Durable when it returns.
     async fn bury(&self, delivery: &Delivery, body: &[u8], reason: &str) -> Result<(), Error> {
         let known = delivery.properties.headers().as_ref().map(|table| table.inner().clone()).unwrap_or_default();
@@ -164,7 +254,7 @@ impl Queue {
         let is_kept = |name: &ShortString| !matches!(name.as_str(), "CC" | "BCC");
         let mut headers =
             FieldTable::from(known.into_iter().filter(|(name, _)| is_kept(name)).collect::<BTreeMap<_, _>>());
-        for (name, value) in [(REASON, reason), (CONSUMER, &*self.name), (QUEUE, &*self.queue)] {
+        for (name, value) in [(REASON, reason), (CONSUMER, &*self.name), (QUEUE, self.queue.as_str())] {
             headers.insert(short(name)?, AMQPValue::LongString(value.into()));
         }
         let properties = kept_properties(&delivery.properties).with_headers(headers).with_delivery_mode(PERSISTENT);
@@ -177,6 +267,17 @@ impl Queue {
             return Ok(());
         }
         Err(Error(format!("the broker did not take a message for the queue {}", self.dead_letter)))
+    }
+}
+
+/// Whether a queue refuses a consumer for the sake of another.
+fn is_in_use(error: &lapin::Error) -> bool {
+    match error.kind() {
+        ErrorKind::ProtocolError(error) => {
+            *error.kind() == AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED)
+                && error.get_message().as_str().contains(IN_USE)
+        }
+        _ => false,
     }
 }
 
@@ -259,7 +360,19 @@ fn header_value(value: &AMQPValue) -> Option<Result<HeaderValue, http::header::I
 
 #[cfg(test)]
 mod tests {
+    use lapin::protocol::AMQPError;
+
     use super::*;
+
+    #[test]
+    fn a_queue_that_is_in_use_is_not_one_that_a_user_may_not_read() {
+        let refused = |message: &str| {
+            let kind = AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED);
+            is_in_use(&ErrorKind::ProtocolError(AMQPError::new(kind, message.into())).into())
+        };
+        assert!(refused("ACCESS_REFUSED - queue 'orders' in vhost '/' in exclusive use"));
+        assert!(!refused("ACCESS_REFUSED - access to queue 'orders' in vhost '/' refused for user 'gate'"));
+    }
 
     #[test]
     fn a_dead_letter_does_not_expire_and_is_nobody_elses() {

@@ -70,6 +70,8 @@ struct Pull {
     receipts: u64,
     unacknowledged: Unacknowledged,
     is_lost: watch::Receiver<bool>,
+    /// After that time the server delivers messages again.
+    redelivery: Duration,
     /// Keeps messages that are in work from being delivered again.
     progress: JoinHandle<()>,
 }
@@ -123,7 +125,7 @@ pub(super) async fn subscribe(
     check(config, settings.concurrency).map_err(|problem| {
         Error(format!("the consumer {} of the stream {} {problem}", source.consumer, source.stream))
     })?;
-    let pause = progress_interval(config);
+    let redelivery = redelivery(config);
     let dead_letter = settings.dead_letter();
     dead_letters(&context, &dead_letter, &stream.cached_info().config).await?;
     let unreadable = match memory.was_lost {
@@ -144,7 +146,8 @@ pub(super) async fn subscribe(
         unreadable,
         looked: Arc::clone(&memory.looked),
         receipts: 0,
-        progress: tokio::spawn(keep(unacknowledged.clone(), pause)),
+        redelivery,
+        progress: tokio::spawn(keep(unacknowledged.clone(), progress_interval(redelivery))),
         unacknowledged,
         is_lost,
     }))
@@ -166,10 +169,15 @@ fn check(config: &Config, concurrency: u32) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// How often to say that messages are in work.
-fn progress_interval(config: &Config) -> Duration {
+/// After what time without a word the server delivers a message again.
+fn redelivery(config: &Config) -> Duration {
     let shortest = config.backoff.iter().copied().min().unwrap_or(config.ack_wait);
-    (shortest.min(config.ack_wait) / PROGRESS).max(LEAST)
+    shortest.min(config.ack_wait)
+}
+
+/// How often to say that messages are in work.
+fn progress_interval(redelivery: Duration) -> Duration {
+    (redelivery / PROGRESS).max(LEAST)
 }
 
 /// Says that messages are in work, until it is aborted.
@@ -212,17 +220,19 @@ async fn dead_letters(context: &Context, subject: &str, of: &stream::Config) -> 
 #[async_trait]
 impl Subscription for Pull {
     async fn next(&mut self) -> Result<Received, Error> {
-        if let Some((message, problem)) = self.unreadable.pop_front() {
-            return Ok(self.receive(message, Err(problem)));
-        }
         let mut is_lost = self.is_lost.clone();
-        tokio::select! {
-            biased;
-            _ = is_lost.wait_for(|is_lost| *is_lost) => Err(Error("the connection is lost".to_owned())),
-            message = self.take() => {
-                let message = message?;
+        loop {
+            if let Some((message, problem)) = self.unreadable.pop_front() {
+                return Ok(self.receive(message, Err(problem)));
+            }
+            let taken = tokio::select! {
+                biased;
+                _ = is_lost.wait_for(|is_lost| *is_lost) => return Err(Error("the connection is lost".to_owned())),
+                taken = self.take() => taken?,
+            };
+            if let Some(message) = taken {
                 let headers = headers(&message);
-                Ok(self.receive(message, Ok(headers)))
+                return Ok(self.receive(message, Ok(headers)));
             }
         }
     }
@@ -246,6 +256,12 @@ impl Subscription for Pull {
         message.double_ack_with(kind).await.map_err(failed)?;
         self.looked().ended(sequence);
         Ok(())
+    }
+
+    fn longest_pause(&self) -> Duration {
+        // Servers of NATS 2.9 count back what they have delivered where a message is to be delivered again and nobody asks for one:
+        // a message that cannot be read would not be found.
+        self.redelivery / 2
     }
 
     async fn pause(&mut self) -> Result<(), Error> {
@@ -275,13 +291,14 @@ impl Pull {
         self.looked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next message. A call that is given up loses none: what it waits for is kept.
-    async fn take(&mut self) -> Result<Message, Error> {
+    /// The next message; nothing where it has looked for those that cannot be read. A call that is given up loses none: what it
+    /// waits for is kept.
+    async fn take(&mut self) -> Result<Option<Message>, Error> {
         loop {
             if let Some(batch) = &mut self.batch {
                 if let Some(message) = batch.next().await {
                     self.open_for.1 = self.open_for.1.saturating_sub(1);
-                    return message.map_err(failed);
+                    return message.map(Some).map_err(failed);
                 }
                 self.batch = None;
                 let (until, more) = self.open_for;
@@ -289,11 +306,17 @@ impl Pull {
                     // A message with the status 404 or 408 passes for an answer of the server that there are no more.
                     return Err(Error("the server ended a request for messages early".to_owned()));
                 }
+                if more > 0 {
+                    // A message with the status 100 passes for a sign of life.
+                    self.look().await;
+                    return Ok(None);
+                }
             }
             if self.opening.is_none() {
                 let free = self.most.saturating_sub(self.unacknowledged.messages().len());
-                if free == 0 {
-                    // It is called again when a message has ended.
+                if free == 0 || self.has_unreadable() {
+                    // It is called again when a message has ended. The server would deliver one again that cannot be read, and the
+                    // connection would end before that message has.
                     std::future::pending::<()>().await;
                 }
                 self.open_for = (Instant::now() + REQUEST - EARLY, free);
@@ -309,6 +332,20 @@ impl Pull {
                 self.batch = Some(opened.map_err(failed)?);
             }
         }
+    }
+
+    /// Looks for messages that it cannot read. It has none.
+    async fn look(&mut self) {
+        self.unreadable = unreadable::find(&self.context, &mut self.consumer, &self.looked, &self.name).await.into();
+    }
+
+    /// Whether it has a message that it cannot read.
+    fn has_unreadable(&self) -> bool {
+        let (looked, unacknowledged) = (self.looked(), self.unacknowledged.messages());
+        unacknowledged
+            .values()
+            .filter_map(|message| message.info().ok())
+            .any(|info| looked.contains(info.stream_sequence))
     }
 
     fn receive(&mut self, message: Message, headers: Result<HeaderMap, String>) -> Received {
@@ -423,10 +460,11 @@ mod tests {
 
     #[test]
     fn progress_is_reported_before_the_shortest_time_is_over() {
+        let interval = |config: &Config| progress_interval(redelivery(config));
         let config = Config { ack_wait: Duration::from_secs(30), ..Config::default() };
-        assert_eq!(progress_interval(&config), Duration::from_secs(10));
+        assert_eq!(interval(&config), Duration::from_secs(10));
         let backoff = vec![Duration::from_secs(3), Duration::from_secs(60)];
-        assert_eq!(progress_interval(&Config { backoff, ..config.clone() }), Duration::from_secs(1));
-        assert_eq!(progress_interval(&Config { ack_wait: Duration::ZERO, ..config }), LEAST);
+        assert_eq!(interval(&Config { backoff, ..config.clone() }), Duration::from_secs(1));
+        assert_eq!(interval(&Config { ack_wait: Duration::ZERO, ..config }), LEAST);
     }
 }

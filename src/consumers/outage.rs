@@ -24,6 +24,7 @@ pub(super) struct Outage {
     source: String,
     /// How long after the next failure to connect again, at most.
     pause: Duration,
+    longest: Duration,
     /// Since when no messages come.
     since: Option<Instant>,
     /// When the log had the last reason, and which.
@@ -35,7 +36,7 @@ pub(super) struct Outage {
 impl Outage {
     pub(super) fn new(consumer: Arc<str>, source: String) -> Self {
         let said = (Instant::now(), Error(String::new()));
-        Self { consumer, source, pause: FIRST_PAUSE, since: None, said, stands_by: false }
+        Self { consumer, source, pause: FIRST_PAUSE, longest: LONGEST_PAUSE, since: None, said, stands_by: false }
     }
 
     /// Whether one has begun and is not over.
@@ -57,7 +58,7 @@ impl Outage {
         }
         // Gates that lost a broker together do not come back together.
         let pause = self.pause.mul_f64(1.0 - fastrand::f64() / 2.0);
-        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+        self.pause = (2 * self.pause).min(self.longest);
         pause
     }
 
@@ -87,9 +88,12 @@ impl Outage {
         }
     }
 
-    /// This consumer has the messages, and stands by no more. Returns whether no outage is on.
-    pub(super) fn takes_over(&mut self) -> bool {
+    /// This consumer has the messages, stands by no more, and must not stay away for longer than that. Returns whether no outage
+    /// is on.
+    pub(super) fn takes_over(&mut self, longest_pause: Duration) -> bool {
         self.stands_by = false;
+        self.longest = longest_pause.clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        self.pause = self.pause.min(self.longest);
         !self.is_on()
     }
 }
@@ -121,6 +125,21 @@ mod tests {
         assert_eq!(longest, LONGEST_PAUSE);
         outage.over();
         assert!(!outage.is_on() && failed(&mut outage) <= FIRST_PAUSE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broker_says_how_long_it_may_be_left_alone() {
+        let mut outage = outage();
+        assert!(outage.takes_over(Duration::from_secs(1)));
+        for _ in 0..10 {
+            assert!(failed(&mut outage) <= Duration::from_secs(1));
+        }
+        assert!(!outage.takes_over(Duration::MAX));
+        for _ in 0..10 {
+            failed(&mut outage);
+        }
+        assert!(failed(&mut outage) >= LONGEST_PAUSE / 2);
+        assert!(!outage.takes_over(Duration::ZERO) && failed(&mut outage) <= FIRST_PAUSE);
     }
 
     #[tokio::test(start_paused = true)]

@@ -123,7 +123,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
             self.subscription.close().await;
             return Ok(());
         }
-        if self.outage.takes_over() {
+        if self.outage.takes_over(self.subscription.longest_pause()) {
             let Settings { name, source, .. } = &*self.shared.settings;
             tracing::info!(consumer = &**name, source = source.to_string(), "consuming messages");
         }
@@ -377,7 +377,144 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{HeaderMap, Method, Uri};
+
     use super::*;
+    use crate::consumers::{Amqp, RequestLine, Source};
+    use crate::gate::tests::gate_of;
+    use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
+    use crate::telemetry::metrics::Metrics;
+
+    /// A consumer whose gate has no route, and how often it asked for that gate.
+    fn shared() -> (Arc<Shared<impl Fn() -> Arc<Gate> + Send + Sync + 'static>>, Arc<AtomicUsize>) {
+        let amqp = Amqp {
+            is_encrypted: false,
+            host: "localhost".to_owned(),
+            port: 5672,
+            user: "guest".to_owned(),
+            password: "guest".to_owned(),
+            virtual_host: "/".to_owned(),
+            queue: "orders".to_owned(),
+        };
+        let settings = Arc::new(Settings {
+            name: "orders".into(),
+            source: Source::Amqp(amqp),
+            request: RequestLine { method: Method::POST, target: Uri::from_static("/orders"), host: None },
+            key: MessageKeyRule(vec![MessageKeySource::Property("message-id".into())]),
+            concurrency: 16,
+            dead_letter: None,
+        });
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (gate, counted) = (gate_of(Vec::new()), Arc::clone(&asked));
+        let current = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Arc::clone(&gate)
+        };
+        (Arc::new(Shared { settings, current, turns: Semaphore::new(16), attempts: Mutex::default() }), asked)
+    }
+
+    fn received(receipt: u64) -> Received {
+        Received { receipt, properties: Vec::new(), headers: Ok(HeaderMap::new()), body: Bytes::new() }
+    }
+
+    /// A broker that has messages without keys, and takes their ends or does not.
+    struct Fake {
+        messages: Vec<Received>,
+        end: Result<(), Error>,
+    }
+
+    #[async_trait::async_trait]
+    impl Subscription for Fake {
+        async fn next(&mut self) -> Result<Received, Error> {
+            match self.messages.pop() {
+                Some(message) => Ok(message),
+                None => std::future::pending().await,
+            }
+        }
+
+        async fn end(&mut self, _: u64, _: &End) -> Result<(), Error> {
+            self.end.clone()
+        }
+
+        async fn pause(&mut self) -> Result<(), Error> {
+            Ok(())
+        }
+
+        async fn close(self: Box<Self>) {}
+    }
+
+    /// Consumes from a broker for so long, or until the broker cannot be used.
+    async fn consume_for(time: Duration, outage: &mut Outage, fake: Fake) -> Option<Error> {
+        let (_stop, mut stopped) = watch::channel(false);
+        let (shared, metrics) = (shared().0, Metrics::new().consumer("orders"));
+        let consumer = Consumer { shared: &shared, metrics: &metrics, outage, subscription: Box::new(fake) };
+        timeout(time, consumer.run(&mut stopped)).await.ok().map(|ran| ran.expect_err("nothing stopped it"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_has_proven_itself_when_messages_end_over_it_or_when_it_lasts() {
+        let refused = || Error("refused".to_owned());
+        let mut outage = Outage::new("orders".into(), "amqp://localhost".to_owned());
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            let fake = Fake { messages: vec![received(1)], end: Err(refused()) };
+            let error = consume_for(Duration::from_secs(60), &mut outage, fake).await.expect("it is refused");
+            pauses.push(outage.failed(error));
+            assert!(outage.is_on(), "it was opened, and that is all");
+        }
+        assert!(pauses[5] >= Duration::from_secs(4), "{pauses:?}");
+        let idle = || Fake { messages: Vec::new(), end: Ok(()) };
+        consume_for(Duration::from_secs(29), &mut outage, idle()).await;
+        assert!(outage.is_on());
+        consume_for(Duration::from_secs(31), &mut outage, idle()).await;
+        assert!(!outage.is_on());
+        outage.failed(refused());
+        let fake = Fake { messages: vec![received(1)], end: Ok(()) };
+        consume_for(Duration::from_secs(1), &mut outage, fake).await;
+        assert!(!outage.is_on(), "a message ended, and more could");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_between_attempts_outlasts_a_connection() {
+        let (shared, asked) = shared();
+        let key = Bytes::from_static(b"m-1");
+        let before = shared.attempts_of(&key);
+        shared.remember(key.clone(), before, after(Duration::from_secs(600)));
+        let message = || Message {
+            method: Method::POST,
+            target: Uri::from_static("/orders"),
+            host: None,
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+            key: Found::Fingerprint,
+        };
+        // Each connection has it for a while.
+        for _ in 0..3 {
+            let (_returning, returned) = watch::channel(false);
+            let place = Lanes::default().join(key.clone());
+            let message = message();
+            let run = shared.run(&message, key.clone(), place, returned);
+            assert!(timeout(Duration::from_secs(180), run).await.is_err());
+        }
+        assert_eq!((asked.load(Ordering::Relaxed), shared.attempts_of(&key).count), (0, 1), "no attempt yet");
+        let (returning, returned) = watch::channel(false);
+        let (message, place) = (message(), Lanes::default().join(key.clone()));
+        let run = shared.run(&message, key, place, returned);
+        let stop = async {
+            sleep(Duration::from_secs(61)).await;
+            returning.send_replace(true);
+        };
+        let (end, ()) = tokio::join!(run, stop);
+        assert!(asked.load(Ordering::Relaxed) > 0, "the pause is over");
+        assert_eq!(end, End::Returned);
+    }
+
+    #[test]
+    fn a_pause_may_be_longer_than_a_clock_can_count() {
+        assert!(after(Duration::MAX) > Instant::now() + Duration::from_secs(86_400));
+    }
 
     #[tokio::test]
     async fn a_lane_is_one_after_the_other() {

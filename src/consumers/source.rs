@@ -81,6 +81,11 @@ pub(super) trait Subscription: Send {
         ANSWER
     }
 
+    /// How long the consumer may stay away at most, once it is lost.
+    fn longest_pause(&self) -> Duration {
+        Duration::MAX
+    }
+
     /// Receives no more messages. Those that came before are still to be ended.
     async fn pause(&mut self) -> Result<(), Error>;
 
@@ -89,10 +94,6 @@ pub(super) trait Subscription: Send {
 }
 
 /// Subscribes, for `most` messages at a time that are not ended.
-#[cfg_attr(
-    not(any(feature = "amqp", feature = "kafka", feature = "nats")),
-    expect(unused_variables, reason = "there is no broker to subscribe to")
-)]
 #[cfg_attr(not(feature = "nats"), allow(unused_variables, reason = "only NATS needs to know what was before"))]
 pub(super) async fn subscribe(
     settings: &Arc<Settings>,

@@ -2,11 +2,13 @@
 
 #[cfg(feature = "kafka")]
 mod kafka;
+mod link;
 mod nats;
 mod rabbitmq;
 
 #[cfg(feature = "kafka")]
 pub use kafka::Kafka;
+pub use link::Link;
 pub use nats::Nats;
 pub use rabbitmq::{RabbitMq, Server as RabbitMqServer};
 

@@ -9,6 +9,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::{Broker, Message};
@@ -31,6 +32,12 @@ impl Kafka {
         cluster.create_topic(TOPIC, partitions, 1).expect("a topic");
         cluster.create_topic(DEAD, 1, 1).expect("a topic");
         Self { cluster, partitions }
+    }
+
+    /// Refuses so many times to store a message. A client tries again about once in a second, sooner at first.
+    pub fn refuse(&self, times: usize) {
+        let refused = vec![RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS; times];
+        self.cluster.request_errors(RDKafkaApiKey::Produce, &refused);
     }
 
     fn client(&self) -> ClientConfig {

@@ -8,16 +8,16 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use lapin::options::{
-    BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
-    QueueDeleteOptions,
+    BasicAckOptions, BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions,
+    QueueDeclareOptions, QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use super::{Broker, Message};
+use super::{Broker, Link, Message};
 use crate::support::process::Process;
 use crate::support::wait::{PATIENCE, eventually, within};
 
@@ -48,6 +48,12 @@ pub struct Server {
     process: Option<(Process, PipeWriter)>,
 }
 
+/// A consumer that is no gate. Dropped, it ends.
+pub struct Consuming {
+    _consumer: Consumer,
+    _connection: Connection,
+}
+
 /// A port that no connection is given: it is free again where the server starts again.
 fn free_port() -> u16 {
     let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
@@ -60,15 +66,11 @@ impl Broker for RabbitMq {
     const PASSWORD: &'static str = "guest";
 
     fn start() -> Self {
-        let server = Server::begin();
-        Self::on(server.port, Some(server))
+        Self::started(FieldTable::default())
     }
 
     fn shared() -> Self {
-        match std::env::var(SHARED) {
-            Ok(port) => Self::on(port.parse().expect("a port"), None),
-            Err(_) => Self::start(),
-        }
+        Self::shared_with(FieldTable::default())
     }
 
     fn run(&mut self) {
@@ -81,7 +83,7 @@ impl Broker for RabbitMq {
     }
 
     fn source(&self) -> String {
-        format!("amqp://guest:guest@127.0.0.1:{}/%2F?queue={}", self.port, self.queue)
+        self.source_at(self.port)
     }
 
     fn publish(&self, messages: &[(Option<&str>, &str)]) {
@@ -176,14 +178,70 @@ impl Drop for Server {
 }
 
 impl RabbitMq {
+    /// One whose queue is kept like this (`classic`, `quorum`), and may have a single active consumer.
+    pub fn of_type(queue_type: &str, has_single_active_consumer: bool) -> Self {
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
+        if has_single_active_consumer {
+            arguments.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
+        }
+        Self::shared_with(arguments)
+    }
+
+    fn started(arguments: FieldTable) -> Self {
+        let server = Server::begin();
+        Self::on(server.port, Some(server), arguments)
+    }
+
+    fn shared_with(arguments: FieldTable) -> Self {
+        match std::env::var(SHARED) {
+            Ok(port) => Self::on(port.parse().expect("a port"), None, arguments),
+            Err(_) => Self::started(arguments),
+        }
+    }
+
+    /// A link to it.
+    pub fn link(&self) -> Link {
+        Link::to(self.port)
+    }
+
+    /// The source of a consumer over a link.
+    pub fn source_over(&self, link: &Link) -> String {
+        self.source_at(link.port)
+    }
+
+    fn source_at(&self, port: u16) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{port}/%2F?queue={}", self.queue)
+    }
+
+    /// Consumes the queue as an older gate does, for as long as this is kept.
+    pub fn consume(&self) -> Consuming {
+        let (connection, channel) = self.try_channel().expect("RabbitMQ takes connections");
+        let consuming =
+            channel.basic_consume(self.name(), "".into(), BasicConsumeOptions::default(), FieldTable::default());
+        let consumer = self.runtime.block_on(consuming).expect("RabbitMQ lets it consume");
+        drop(channel);
+        Consuming { _consumer: consumer, _connection: connection }
+    }
+
+    /// Makes the queue of the dead letters, which takes none.
+    pub fn refuse_dead_letters(&self) {
+        let (name, options) =
+            (self.dead_letters(), QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() });
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+        arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+        self.with(|channel| async move { channel.queue_declare(name, options, arguments).await });
+    }
+
     /// A new queue.
-    fn on(port: u16, own: Option<Server>) -> Self {
+    fn on(port: u16, own: Option<Server>, arguments: FieldTable) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let queue = format!("orders-{:016x}", fastrand::u64(..));
         let broker = Self { port, queue, own, runtime };
         broker.wait();
         let (name, options) = (broker.name(), QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() });
-        broker.with(|channel| async move { channel.queue_declare(name, options, FieldTable::default()).await });
+        broker.with(|channel| async move { channel.queue_declare(name, options, arguments).await });
         broker
     }
 

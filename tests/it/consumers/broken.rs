@@ -1,0 +1,100 @@
+//! What goes wrong between a consumer and its broker, over and over.
+
+use std::time::{Duration, Instant};
+
+#[cfg(feature = "kafka")]
+use super::consuming;
+use super::{LONG, consuming_from, ended, is_connected, wait_for, wait_for_connection};
+#[cfg(feature = "kafka")]
+use crate::support::brokers::Kafka;
+use crate::support::brokers::{Broker, Nats, RabbitMq};
+use crate::support::wait::within;
+use crate::support::{Reply, Upstream, eventually};
+
+/// It counts from the attempt, and not from the connection.
+#[test]
+fn a_lost_connection_does_not_end_the_pause_of_a_message() {
+    const PAUSE: Duration = Duration::from_secs(4);
+    let broker = RabbitMq::shared();
+    let link = broker.link();
+    let upstream = Upstream::start(|request| match request.nth {
+        1 => Reply::raw("HTTP/1.1 503 Service Unavailable\r\nRetry-After: 4\r\nContent-Length: 0\r\n\r\n"),
+        _ => Reply::ok("done"),
+    });
+    let gate = consuming_from::<RabbitMq>(&upstream, &broker.source_over(&link), "").start();
+    broker.publish(&[(Some("m-1"), "{}")]);
+    let start = Instant::now();
+    upstream.wait_for_runs(1);
+    eventually("it is released", || gate.states("m-1").is_empty().then_some(()));
+    let before = link.connections();
+    link.lose_at_the_gate();
+    link.lose_at_the_broker();
+    eventually("it comes again", || {
+        let in_hand = gate.metric("oncegate_messages_in_hand", &["consumer=\"orders\""]);
+        (link.connections() > before && is_connected(&gate) && in_hand == 1.0).then_some(())
+    });
+    assert!(start.elapsed() < PAUSE, "this machine is too slow: {:?}", start.elapsed());
+    upstream.wait_for_runs(2);
+    assert!(start.elapsed() >= PAUSE, "{:?}", start.elapsed());
+    wait_for(&gate, "done", 1);
+    assert_eq!(upstream.runs(), 2);
+}
+
+/// A subscription that is taken says little: what follows may fail each time.
+#[test]
+fn a_broker_that_takes_no_dead_letter_is_tried_ever_more_rarely() {
+    let broker = RabbitMq::shared();
+    broker.refuse_dead_letters();
+    let link = broker.link();
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = consuming_from::<RabbitMq>(&upstream, &broker.source_over(&link), "").start();
+    wait_for_connection(&gate);
+    broker.publish(&[(Some("m-1"), "{}")]);
+    wait_for(&gate, "done", 1);
+    broker.publish(&[(None, "nameless")]);
+    eventually("the gate says why", || gate.log().contains("did not take a message for the queue").then_some(()));
+    std::thread::sleep(Duration::from_secs(4));
+    let (connections, log) = (link.connections(), gate.log());
+    assert!((3..=8).contains(&connections), "{connections}:\n{log}");
+    assert_eq!(log.matches("no messages come").count(), 1, "{log}");
+    assert!(!log.contains("messages come again"), "{log}");
+    assert_eq!(ended(&gate, "dead"), 0.0);
+}
+
+/// The client stores a dead letter when the broker can: it is not buried again meanwhile.
+#[cfg(feature = "kafka")]
+#[test]
+fn a_dead_letter_of_kafka_that_is_stored_late_is_one() {
+    let broker = Kafka::start();
+    broker.publish(&[(None, "nameless"), (Some("m-1"), "{}")]);
+    broker.refuse(19);
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let start = Instant::now();
+    let gate = consuming(&upstream, &broker, "").start();
+    within(LONG, "the dead letter is stored", || (ended(&gate, "dead") == 1.0).then_some(()));
+    assert!(start.elapsed() > Duration::from_secs(11), "it was late: {:?}", start.elapsed());
+    wait_for(&gate, "done", 1);
+    assert!(!gate.log().contains("no messages come"), "{}", gate.log());
+    gate.stop();
+    assert_eq!((broker.waiting(), broker.take_dead().len()), (0, 1));
+}
+
+/// The client library takes it for a sign of life.
+#[test]
+fn a_message_of_nats_with_the_status_100_is_a_dead_letter() {
+    let broker = Nats::start();
+    broker.keep_order();
+    broker.publish_raw(" 100 Idle Heartbeat", "odd");
+    broker.publish(&[(Some("m-1"), "behind it")]);
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = consuming_from::<Nats>(&upstream, &broker.source(), "concurrency = 1\n").start();
+    within(LONG, "it is a dead letter", || (ended(&gate, "dead") == 1.0).then_some(()));
+    wait_for(&gate, "done", 1);
+    gate.stop();
+    let reasons: Vec<_> = broker.take_dead().into_iter().filter_map(|letter| letter.reason).collect();
+    assert_eq!(
+        reasons,
+        ["headers-invalid: its headers cannot be read: they have a status, as only answers of the server do"]
+    );
+    assert_eq!(broker.waiting(), 0);
+}
