@@ -14,7 +14,6 @@ use super::answer::Reply;
 use super::kept::Kept;
 use super::pass::{self, ForwardOptions, spool_problem};
 use super::request::{self, Head};
-use super::shared::IdentityDigest;
 use super::{Gate, RouteState};
 use crate::http::body::Body;
 use crate::http::fair_share::Party;
@@ -35,7 +34,7 @@ use crate::idempotency::policy::{Delivery, InFlight, Policy, StoreFailure};
 use crate::idempotency::protocol::Limits;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::{Recovery, Resend};
-use crate::route::{Route, Router};
+use crate::route::Route;
 use crate::store::Fresh;
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::wall_clock;
@@ -361,45 +360,6 @@ impl ProtectedRequest {
     pub(super) fn store_away(&self) -> Reply {
         let detail = "the key could not be claimed; nothing was sent";
         self.problem(Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON))
-    }
-
-    /// Whether a retry would find what this request claims or has kept: by the rules that are in force, those that a reload has `retired`
-    /// left out, at every gate of the store, and by the routes to which retries come.
-    pub(super) fn may_claim(&self, retired: &[IdentityDigest]) -> bool {
-        !retired.contains(&self.state.rules) && !self.is_replaced() && self.is_found_after_reload()
-    }
-
-    /// Whether a retry finds the record that this request would claim, by the routes to which retries come.
-    fn is_found_after_reload(&self) -> bool {
-        let finds = |router: &Arc<Router>| {
-            if Arc::ptr_eq(router, &self.gate.router) {
-                return true;
-            }
-            match router.choose(&self.head.method, self.head.authority(), self.head.uri.path()) {
-                Ok(Some(route)) => route.policy.mode.protects() && route.namespace == self.route.namespace,
-                Ok(None) => false,
-                // A retry is refused.
-                Err(_) => true,
-            }
-        };
-        self.gate.shared.newest.load().iter().all(finds)
-    }
-
-    /// Whether another gate has replaced the rules by which the request's key is found.
-    pub(super) fn is_replaced(&self) -> bool {
-        self.gate.shared.replaced.load().contains(&self.state.rules)
-    }
-
-    /// Why the request claims nothing where the rules or the routes changed by which its key is found: a retry would not find
-    /// the record.
-    pub(super) fn retired(&self) -> Problem {
-        if self.is_replaced() {
-            let detail = "another gate of this store finds the keys of this route by other rules, so that a retry there \
-                          would run the request again; nothing was sent";
-            return Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON);
-        }
-        let detail = "the configuration changed while the request came in; nothing was sent";
-        Problem::new(Code::Overloaded, detail).retry_after(RETRY_SOON)
     }
 
     /// Whether the request is refused while the store is away.

@@ -6,11 +6,14 @@ use std::time::Duration;
 use tokio::sync::OwnedRwLockWriteGuard;
 use tokio::time::timeout;
 
+use super::protected::{ProtectedRequest, RETRY_SOON};
 use super::shared::{IdentityDigest, Shared};
 use super::{Gate, Settings};
+use crate::http::problem::Problem;
 use crate::http::upstream::{self, Upstream};
 use crate::route::Router;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::outcome::Code;
 
 /// A change of gates that is under way. Dropped before [`Reload::adopt`], it changes nothing. If it is dropped after that,
 /// the store may or may not have adopted the next gate: from then on, requests claim only keys that both gates find.
@@ -131,6 +134,48 @@ impl Drop for Reload {
             }
             Stage::Done => {}
         }
+    }
+}
+
+/// What a reload, or another gate, means for a request that has not claimed its key yet.
+impl ProtectedRequest {
+    /// Whether a retry would find what this request claims or has kept: by the rules that are in force, those that a reload has `retired`
+    /// left out, at every gate of the store, and by the routes to which retries come.
+    pub(super) fn may_claim(&self, retired: &[IdentityDigest]) -> bool {
+        !retired.contains(&self.state.rules) && !self.is_replaced() && self.is_found_after_reload()
+    }
+
+    /// Whether a retry finds the record that this request would claim, by the routes to which retries come.
+    fn is_found_after_reload(&self) -> bool {
+        let finds = |router: &Arc<Router>| {
+            if Arc::ptr_eq(router, &self.gate.router) {
+                return true;
+            }
+            match router.choose(&self.head.method, self.head.authority(), self.head.uri.path()) {
+                Ok(Some(route)) => route.policy.mode.protects() && route.namespace == self.route.namespace,
+                Ok(None) => false,
+                // A retry is refused.
+                Err(_) => true,
+            }
+        };
+        self.gate.shared.newest.load().iter().all(finds)
+    }
+
+    /// Whether another gate has replaced the rules by which the request's key is found.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.gate.shared.replaced.load().contains(&self.state.rules)
+    }
+
+    /// Why the request claims nothing where the rules or the routes changed by which its key is found: a retry would not find
+    /// the record.
+    pub(super) fn retired(&self) -> Problem {
+        if self.is_replaced() {
+            let detail = "another gate of this store finds the keys of this route by other rules, so that a retry there \
+                          would run the request again; nothing was sent";
+            return Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON);
+        }
+        let detail = "the configuration changed while the request came in; nothing was sent";
+        Problem::new(Code::Overloaded, detail).retry_after(RETRY_SOON)
     }
 }
 
