@@ -194,7 +194,8 @@ pub(super) async fn remove(state: &State, id: RecordId, query: Option<&str>, ask
     // What was accepted would run again where its record is gone.
     deliveries::forget(state, id).await?;
     let removed = remove_unchanged(&**state.opened()?, &found).await.map_err(unavailable);
-    let removed = removed.and_then(|was_there| if was_there { Ok(()) } else { Err(absent()) });
+    let changed = || Kind::NotFound.because("the record changed while it was to be removed: look at it again");
+    let removed = removed.and_then(|was_there| if was_there { Ok(()) } else { Err(changed()) });
     if removed.is_ok() {
         deed.log(asker);
     }

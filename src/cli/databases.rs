@@ -14,7 +14,7 @@ use crate::store::sharded::{Databases, Sharded};
 
 /// A store of several databases.
 pub(super) struct Spread {
-    /// It.
+    /// The store.
     pub(super) store: Sharded,
     /// What the whole store is known by.
     pub(super) opened: Opened,

@@ -145,10 +145,6 @@ impl Subscription for Queue {
             self.consumer = Some(self.consume(false).await?);
             return Ok(true);
         }
-        // To ask first takes no message from the other consumer's turn.
-        if self.consumers().await? > 0 {
-            return Ok(false);
-        }
         let consumer = match self.consume(true).await {
             Ok(consumer) => consumer,
             Err(error) if is_in_use(&error) => {
@@ -162,13 +158,15 @@ impl Subscription for Queue {
             }
             Err(error) => return Err(error.into()),
         };
-        // A quorum queue takes any number of exclusive consumers.
-        if self.consumers().await? > 1 {
-            self.channel.close(SUCCESS, "another has the queue".into()).await?;
-            self.channel = receiving(&self.connection, self.most).await?;
-            return Ok(false);
-        }
         self.consumer = Some(consumer);
+        // A quorum queue takes any number of exclusive consumers, unless it has a single active one, and counts those of a lost node.
+        if self.consumers().await? > 1 {
+            tracing::warn!(
+                consumer = &*self.name,
+                "the queue has other consumers, and RabbitMQ gives them messages too: declare it with x-single-active-consumer, or concurrency = 1 \
+                 keeps no order"
+            );
+        }
         Ok(true)
     }
 

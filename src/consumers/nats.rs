@@ -306,7 +306,7 @@ impl Pull {
                     // A message with the status 404 or 408 passes for an answer of the server that there are no more.
                     return Err(Error("the server ended a request for messages early".to_owned()));
                 }
-                if more > 0 {
+                if more > 0 && !self.looked().has_failed {
                     // A message with the status 100 passes for a sign of life.
                     self.look().await;
                     return Ok(None);

@@ -149,7 +149,8 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     lanes.left(&lane);
                     // A broker that is silent must not hold up what it would deliver over another connection.
                     let told = timeout(self.subscription.patience(), self.subscription.end(receipt, &end)).await;
-                    told.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())))?;
+                    told.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())))
+                        .inspect_err(|_| self.outage.is_refused(matches!(end, End::Dead(_))))?;
                     has_ended = true;
                     self.metrics.ended(match end {
                         End::Done => Ended::Done,

@@ -36,9 +36,9 @@ use crate::telemetry::outcome::{Code, Outcome};
 
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
-/// How often, and after what pause, the store is asked again that did not say whether it keeps a request.
-const MORE_TRIES: u32 = 5;
-const TRY_PAUSE: Duration = Duration::from_millis(200);
+/// For how long, and after what pause, the store is asked again that did not say whether it keeps a request. A reload waits for that.
+const DOUBT: Duration = Duration::from_secs(2);
+const DOUBT_PAUSE: Duration = Duration::from_millis(200);
 
 /// What the store knows of a request that may be accepted.
 enum Known {
@@ -125,12 +125,6 @@ impl ProtectedRequest {
         let accepted = accepting.await.map_err(|_| unkept())?;
         match accepted.map_err(|error| self.not_accepted(&error))? {
             Acceptance::Accepted => {
-                // The store may have taken longer than the request had left to run.
-                if let (Some(problem), Some(queue)) = (self.bar(), store.deliveries())
-                    && queue.discard(self.id).await.is_ok_and(|was_queued| was_queued)
-                {
-                    return Err(problem);
-                }
                 self.state.arrivals.notify_one();
                 // A retry finds out which of the two counts. This one stays: others may have got a 202 for it.
                 match self.second_look().is_elsewhere(&**store).await {
@@ -329,24 +323,25 @@ impl ProtectedRequest {
 }
 
 /// Keeps a request under the rules that `permission` holds in force. While the store does not say whether it did, it is asked again
-/// a few times: the rules are not to change before that is known.
+/// for a while: the rules are not to change before that is known. Where the request may have run by then, its client has yet to ask.
 async fn accept_surely<T>(
     store: Arc<dyn Store>,
     id: RecordId,
     new: NewDelivery,
     permission: T,
 ) -> Result<Acceptance, Error> {
-    let mut tries = 0;
+    let (began, mut in_doubt) = (Instant::now(), None);
     loop {
         let accepted = async { deliveries::of(&*store)?.accept(id, new.clone()).await }.await;
-        match accepted {
-            Err(Error::Indeterminate(_)) if tries < MORE_TRIES => tries += 1,
-            accepted => {
+        match (accepted, in_doubt.take()) {
+            (Err(error @ Error::Indeterminate(_)), _) if began.elapsed() < DOUBT => in_doubt = Some(error),
+            (Ok(Acceptance::Recorded { .. }), Some(error)) => return Err(error),
+            (accepted, _) => {
                 drop(permission);
                 return accepted;
             }
         }
-        sleep(TRY_PAUSE).await;
+        sleep(DOUBT_PAUSE).await;
     }
 }
 

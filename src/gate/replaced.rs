@@ -82,9 +82,9 @@ impl Gate {
             tracing::error!(
                 service = %rules.service,
                 %namespace,
-                "another gate of this store {what}: this gate answers 503 to the requests of its routes, since each of the two \
-                 would run again what the other has run. Start all gates of a service with the same routes and rules of keys, or give those of another \
-                 application a `store.service` of their own"
+                "another gate of this store {what}: requests of this namespace get 503 here, because both gates could run the \
+                 same request. Start all gates of a service with the same routes and rules of keys, or give another application \
+                 its own `store.service`"
             );
         }
     }

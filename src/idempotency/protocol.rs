@@ -188,7 +188,7 @@ pub enum Action {
     Look,
     /// Tell followers that the attempt runs. Its lease began no earlier than at the age of `since`.
     ShareRunning {
-        /// That.
+        /// The age at which the claim was first asked for.
         since: Duration,
     },
     /// Tell followers what the store had, and stop leading.
@@ -228,7 +228,7 @@ pub enum Action {
 pub enum Reply {
     /// What a record means for the request.
     Decided {
-        /// That.
+        /// The decision.
         decision: Decision,
         /// Until when the record stands.
         until: Option<Timestamp>,

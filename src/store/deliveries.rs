@@ -182,7 +182,7 @@ pub(super) struct Pick<T> {
 /// Some deliveries that were taken.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// They.
+    /// The deliveries.
     pub taken: Vec<Taken>,
     /// There may be more that are due.
     pub is_more: bool,

@@ -220,16 +220,16 @@ fn payments() {
     let bare = Request::post("/v1/charges").header("X-Tenant", "a").body("{}");
     gate.send(&bare).expect_bare_problem(400, "key-missing");
     gate.send(&Request::post("/v1/charges").key("k").body("{}")).expect_problem(400, "scope-missing");
-    for path in ["/v1/charges", "/v1/charges/ch_1/capture", "/v1/payouts"] {
+    for path in ["/v1/charges", "/v1/charges/ch_1/capture", "/v1/payouts", "/v1/refunds"] {
         let first = gate.send(&pay(path, path));
         first.expect(200, "executed").expect_repeated_by(&gate.send(&pay(path, path)));
     }
-    assert_eq!(upstream.runs(), 3);
+    assert_eq!(upstream.runs(), 4);
     gate.send(&pay("/v1/payouts", "fails")).expect(500, "outcome-unknown");
     gate.send(&pay("/v1/payouts", "fails")).expect_problem(409, "outcome-unknown");
-    assert_eq!(upstream.runs(), 4);
+    assert_eq!(upstream.runs(), 5);
     let page = gate.send(&Request::get("/.well-known/idempotency")).json();
-    assert_eq!(page["routes"].as_array().map(Vec::len), Some(2), "{page:#}");
+    assert_eq!(page["routes"].as_array().map(Vec::len), Some(3), "{page:#}");
 }
 
 #[test]

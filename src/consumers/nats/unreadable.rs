@@ -36,7 +36,7 @@ pub(in crate::consumers) struct Looked {
     next: u64,
     /// Those that were found and have not ended.
     found: BTreeSet<u64>,
-    has_failed: bool,
+    pub(super) has_failed: bool,
 }
 
 impl Looked {

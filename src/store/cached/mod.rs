@@ -65,7 +65,7 @@ pub struct Settings {
 
 /// A cache that gates share.
 pub struct SharedSettings {
-    /// It.
+    /// The shared cache.
     pub remote: Arc<dyn RemoteCache>,
     /// Under which its values are authenticated: what the gates have in common, of which a writer to the cache must
     /// not know all.

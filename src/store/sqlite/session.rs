@@ -177,7 +177,7 @@ impl Session {
             })
         });
         if let Err(error) = finished {
-            tracing::warn!(error, "the store's log stays beside its database; the next start reads it");
+            tracing::warn!(error, "the write-ahead log (WAL) stays beside the database; the next start reads it");
             guard::leave_log(conn);
         }
     }

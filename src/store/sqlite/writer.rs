@@ -267,7 +267,7 @@ impl Writer {
             let again = self.session.checkpoint();
             return self.handle_checkpoint(again);
         }
-        tracing::warn!(%error, "the store's log could not be copied into its database; it grows until it can");
+        tracing::warn!(%error, "cannot copy the write-ahead log (WAL) into the database; it grows until that works");
         Ok(())
     }
 }

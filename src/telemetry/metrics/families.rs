@@ -176,7 +176,7 @@ impl Families {
             attempts_in_flight: add(
                 &registry,
                 IntGaugeVec::new(
-                    Opts::new("oncegate_attempts_in_flight", "Attempts that run on this replica now."),
+                    Opts::new("oncegate_attempts_in_flight", "Attempts that run on this gate now."),
                     &["route"],
                 ),
             ),
@@ -216,7 +216,7 @@ impl Families {
                 IntCounterVec::new(
                     Opts::new(
                         "oncegate_probe_checks_total",
-                        "Questions of a route's probe about a request that has succeeded, by what it said.",
+                        "Checks of a route's probe against a request that is known to have succeeded, by finding.",
                     ),
                     &["route", "finding"],
                 ),
@@ -226,7 +226,7 @@ impl Families {
                 IntGaugeVec::new(
                     Opts::new(
                         "oncegate_probe_contradicted",
-                        "Whether a route's probe did not find a request that had succeeded.",
+                        "1 if a route's probe did not find a request that had succeeded, else 0.",
                     ),
                     &["route"],
                 ),
@@ -236,7 +236,7 @@ impl Families {
                 IntCounterVec::new(
                     Opts::new(
                         "oncegate_cache_requests_total",
-                        "Questions for completed records before the store is asked, by what came of them.",
+                        "Lookups of completed records in the caches, by result.",
                     ),
                     &["result"],
                 ),
@@ -299,7 +299,7 @@ impl Families {
             records_swept: counter(
                 &registry,
                 "oncegate_records_swept_total",
-                "Expired records that this replica removed.",
+                "Expired records that this gate removed.",
             ),
             reload_successful,
             replaced_rules: gauge(

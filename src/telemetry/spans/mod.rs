@@ -37,7 +37,7 @@ pub struct SpanContext {
 /// The span that a request comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parent {
-    /// It.
+    /// Its trace and its id.
     pub context: SpanContext,
     /// Whether it is exported.
     pub is_sampled: bool,

@@ -31,9 +31,9 @@ fn holding(held: &Signal) -> Upstream {
     })
 }
 
-fn gates_run_one_after_the_other(queue_type: &str, has_single_active_consumer: bool) {
+fn gates_run_one_after_the_other(has_single_active_consumer: bool) {
     let Some(database) = migrated() else { return };
-    let broker = RabbitMq::of_type(queue_type, has_single_active_consumer);
+    let broker = RabbitMq::of_type("classic", has_single_active_consumer);
     let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(20)));
     let ids: Vec<String> = (0..60).map(|nth| format!("m-{nth:02}")).collect();
     let messages: Vec<(Option<&str>, &str)> = ids.iter().map(|id| (Some(&**id), "{}")).collect();
@@ -68,24 +68,59 @@ fn gates_run_one_after_the_other(queue_type: &str, has_single_active_consumer: b
 
 #[test]
 fn gates_run_one_after_the_other_what_a_classic_queue_has() {
-    gates_run_one_after_the_other("classic", false);
+    gates_run_one_after_the_other(false);
 }
 
 /// It takes no exclusive consumer.
 #[test]
 fn gates_run_one_after_the_other_what_a_classic_queue_has_for_a_single_active_consumer() {
-    gates_run_one_after_the_other("classic", true);
+    gates_run_one_after_the_other(true);
 }
 
-/// It takes any number of exclusive consumers.
+/// It takes any number of exclusive consumers, and none of them waits for another.
 #[test]
-fn gates_run_one_after_the_other_what_a_quorum_queue_has() {
-    gates_run_one_after_the_other("quorum", false);
+fn a_quorum_queue_without_a_single_active_consumer_keeps_no_order_and_the_log_says_so() {
+    let broker = RabbitMq::of_type("quorum", false);
+    let held = Signal::new();
+    let upstream = holding(&held);
+    let first = consuming(&upstream, &broker, ALONE).start();
+    wait_for_connection(&first);
+    let second = consuming(&upstream, &broker, ALONE).start();
+    wait_for_connection(&second);
+    assert!(second.log().contains("declare it with x-single-active-consumer"), "{}", second.log());
+    assert!(!first.log().contains("x-single-active-consumer"), "{}", first.log());
+    broker.publish(&[(Some("m-1"), "slow"), (Some("m-2"), "quick")]);
+    upstream.wait_for_runs(2);
+    held.open();
+    eventually("both are done", || (broker.waiting() == 0).then_some(()));
+    (first.stop(), second.stop());
 }
 
+/// RabbitMQ itself has one of them wait.
 #[test]
 fn gates_run_one_after_the_other_what_a_quorum_queue_has_for_a_single_active_consumer() {
-    gates_run_one_after_the_other("quorum", true);
+    let Some(database) = migrated() else { return };
+    let broker = RabbitMq::of_type("quorum", true);
+    let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(20)));
+    let ids: Vec<String> = (0..60).map(|nth| format!("m-{nth:02}")).collect();
+    let messages: Vec<(Option<&str>, &str)> = ids.iter().map(|id| (Some(&**id), "{}")).collect();
+    let start = || {
+        let plan = consuming(&upstream, &broker, ALONE).defaults("lease = \"1s\"\n");
+        plan.store_url(&database.url).start()
+    };
+    let (first, second) = (start(), start());
+    wait_for_connection(&first);
+    wait_for_connection(&second);
+    broker.publish(&messages);
+    upstream.wait_for_runs(5);
+    first.kill9();
+    eventually("the last ran", || runs(&upstream).contains_key(&ids[ids.len() - 1]).then_some(()));
+    wait_for_the_end(&second, &broker);
+    assert!(!second.log().contains("x-single-active-consumer"), "{}", second.log());
+    second.stop();
+    let order = order(&upstream);
+    assert!(order.is_sorted(), "{order:?}");
+    expect_each_once(&broker, &upstream, &ids);
 }
 
 /// The one that stands by does not begin with the next message while the last one of the other is under way.
