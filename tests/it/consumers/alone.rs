@@ -93,7 +93,8 @@ fn a_quorum_queue_without_a_single_active_consumer_keeps_no_order_and_the_log_sa
     upstream.wait_for_runs(2);
     held.open();
     eventually("both are done", || (broker.waiting() == 0).then_some(()));
-    (first.stop(), second.stop());
+    first.stop();
+    second.stop();
 }
 
 /// RabbitMQ itself has one of them wait.
