@@ -60,6 +60,8 @@ struct Queue {
     /// Whether the queue may have no other consumer: else a message could overtake one that another has, or that an earlier
     /// connection has which RabbitMQ does not know to be lost.
     is_alone: bool,
+    /// RabbitMQ has refused it for the sake of another consumer. So it is no quorum queue, which counts consumers of a lost node.
+    was_refused: bool,
     connection: Arc<Connection>,
     /// Messages come over it, and are acknowledged there.
     channel: Channel,
@@ -98,6 +100,7 @@ pub(super) async fn subscribe(
         dead_letter,
         most,
         is_alone: settings.concurrency == 1,
+        was_refused: false,
         connection: Arc::new(connection),
         channel,
         publishing,
@@ -145,9 +148,14 @@ impl Subscription for Queue {
             self.consumer = Some(self.consume(false).await?);
             return Ok(true);
         }
+        // Each refusal is an error in the log of RabbitMQ.
+        if self.was_refused && self.consumers().await? > 0 {
+            return Ok(false);
+        }
         let consumer = match self.consume(true).await {
             Ok(consumer) => consumer,
             Err(error) if is_in_use(&error) => {
+                self.was_refused = true;
                 // The refusal has closed the channel.
                 self.channel = receiving(&self.connection, self.most).await?;
                 if self.consumers().await? > 0 {
