@@ -229,8 +229,7 @@ impl<'a> Bulk<'a> {
         };
         let Selection { filter, tags, prefixes } = &selection;
         loop {
-            let pinned = report.as_of.map_or_else(|| filter.clone(), |as_of| filter.clone().at(as_of));
-            let chunk = match store.scan(pinned, after, CHUNK).await {
+            let chunk = match store.scan(pinned(filter, report.as_of), after, CHUNK).await {
                 Ok(chunk) => chunk,
                 Err(error) => {
                     unavailable(error);
@@ -365,6 +364,15 @@ pub(super) async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Resul
             let own = Fresh { attempt, origin, lease: LEASE, ttl, unknown_ttl, head: record.head.clone() };
             Ok(store.supersede(*id, record.version(), own).await? && store.remove(*id).await?)
         }
+    }
+}
+
+/// The filter, whose ages count at that time once it is known.
+fn pinned(filter: &Filter, as_of: Option<Timestamp>) -> Filter {
+    let filter = filter.clone();
+    match as_of {
+        Some(as_of) => filter.at(as_of),
+        None => filter,
     }
 }
 

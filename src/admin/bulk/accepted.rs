@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use futures_util::{FutureExt, StreamExt, stream};
 
-use super::{AT_A_TIME, Bulk, CHUNK, Change, MAX_FAILURES, PATIENCE, Place, Report, Selection, begins, stood};
+use super::{AT_A_TIME, Bulk, CHUNK, Change, MAX_FAILURES, PATIENCE, Place, Report, Selection, begins, pinned, stood};
 use crate::admin::answer::Problem;
 use crate::admin::audit::Deed;
 use crate::admin::deliveries;
@@ -51,7 +51,7 @@ impl Bulk<'_> {
             report.as_of.get_or_insert(page.now);
             let listed = |each: Delivery| (each.clone(), each.as_listed(page.now));
             let mut found: Vec<(Delivery, Listed)> = page.deliveries.into_iter().map(listed).collect();
-            let pinned = report.as_of.map_or_else(|| filter.clone(), |as_of| filter.clone().at(as_of));
+            let pinned = pinned(filter, report.as_of);
             found.retain(|(_, each)| {
                 pinned.passes(each.id, &each.record, each.origin.as_ref(), each.now)
                     && report.as_of.is_none_or(|as_of| stood(each, filter, as_of))

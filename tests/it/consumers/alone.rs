@@ -7,6 +7,7 @@ use super::{
     consuming, consuming_from, expect_each_once, is_connected, order, runs, wait_for, wait_for_connection,
     wait_for_the_end,
 };
+use crate::servers::Database;
 use crate::support::brokers::{Broker, RabbitMq};
 use crate::support::store::migrated;
 use crate::support::upstream::Request;
@@ -31,16 +32,25 @@ fn holding(held: &Signal) -> Upstream {
     })
 }
 
+fn ids() -> Vec<String> {
+    (0..60).map(|nth| format!("m-{nth:02}")).collect()
+}
+
+fn messages(ids: &[String]) -> Vec<(Option<&str>, &str)> {
+    ids.iter().map(|id| (Some(&**id), "{}")).collect()
+}
+
+/// A gate of several.
+fn start(upstream: &Upstream, broker: &RabbitMq, database: &Database) -> Gate {
+    consuming(upstream, broker, ALONE).defaults("lease = \"1s\"\n").store_url(&database.url).start()
+}
+
 fn gates_run_one_after_the_other(has_single_active_consumer: bool) {
     let Some(database) = migrated() else { return };
     let broker = RabbitMq::of_type("classic", has_single_active_consumer);
     let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(20)));
-    let ids: Vec<String> = (0..60).map(|nth| format!("m-{nth:02}")).collect();
-    let messages: Vec<(Option<&str>, &str)> = ids.iter().map(|id| (Some(&**id), "{}")).collect();
-    let start = || {
-        let plan = consuming(&upstream, &broker, ALONE).defaults("lease = \"1s\"\n");
-        plan.store_url(&database.url).start()
-    };
+    let (ids, start) = (ids(), || start(&upstream, &broker, &database));
+    let messages = messages(&ids);
     let first = start();
     wait_for_connection(&first);
     let second = start();
@@ -103,12 +113,8 @@ fn gates_run_one_after_the_other_what_a_quorum_queue_has_for_a_single_active_con
     let Some(database) = migrated() else { return };
     let broker = RabbitMq::of_type("quorum", true);
     let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(20)));
-    let ids: Vec<String> = (0..60).map(|nth| format!("m-{nth:02}")).collect();
-    let messages: Vec<(Option<&str>, &str)> = ids.iter().map(|id| (Some(&**id), "{}")).collect();
-    let start = || {
-        let plan = consuming(&upstream, &broker, ALONE).defaults("lease = \"1s\"\n");
-        plan.store_url(&database.url).start()
-    };
+    let (ids, start) = (ids(), || start(&upstream, &broker, &database));
+    let messages = messages(&ids);
     let (first, second) = (start(), start());
     wait_for_connection(&first);
     wait_for_connection(&second);
