@@ -442,8 +442,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientIo<S> {
 
 impl<S> Drop for ClientIo<S> {
     fn drop(&mut self) {
+        let is_shut = matches!(self.end, Some(ReadEnd::Shut));
+        // After the answer to an upgrade that did not come about, hyper drops the socket instead of shutting it down.
+        let is_declined = self.parser.is_upgraded() && !self.state.is_upgraded() && self.is_flushed;
         // A failed socket is not drained.
-        if let Some(ReadEnd::Shut) = self.end {
+        if is_shut || is_declined {
             self.state.end(self.socket.take());
         }
     }

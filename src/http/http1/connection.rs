@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, TRAILER};
 use http::{HeaderMap, StatusCode};
-use tokio::io::AsyncRead;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout_at};
 
 use crate::http::fault::Fault;
@@ -116,15 +116,20 @@ impl<S> ConnectionState<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> ConnectionState<S> {
-    /// Drains the client's input for a while after the last response.
+impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionState<S> {
+    /// Ends the output, and drains the client's input for a while after the last response.
     ///
     /// If `is_stopping`, the limit is one pause, so that shutdown is not delayed.
     pub(in crate::http) async fn linger(&self, is_stopping: bool) {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut socket) = ended else { return };
         let deadline = Instant::now() + if is_stopping { LINGER_PAUSE } else { LINGER };
-        let _ = timeout_at(deadline, drain_input(&mut socket, LINGER_PAUSE)).await;
+        let drained = async {
+            // Where hyper has shut it down, this does nothing.
+            let _ = socket.shutdown().await;
+            drain_input(&mut socket, LINGER_PAUSE).await;
+        };
+        let _ = timeout_at(deadline, drained).await;
     }
 }
 

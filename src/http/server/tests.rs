@@ -294,6 +294,17 @@ async fn an_upgrade_that_does_not_come_about_ends_the_connection() {
     assert!(came.contains("connection: close") && came.ends_with("/x "), "{came}");
 }
 
+/// Closed with input unread, the connection would be reset, and the answer could be lost on its way.
+#[tokio::test(start_paused = true)]
+async fn behind_an_upgrade_that_does_not_come_about_the_input_is_drained() {
+    let (mut client, _stop) = connect();
+    client.write_all(b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").await.unwrap();
+    assert!(rest(&mut client).await.ends_with("/x "));
+    client.write_all(b"GET /y HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("it is still read");
+    sleep(Duration::from_secs(3)).await;
+    client.write_all(b"x").await.expect_err("it is closed after a pause");
+}
+
 #[tokio::test(start_paused = true)]
 async fn continue_is_sent_when_the_body_is_read() {
     let expecting =
