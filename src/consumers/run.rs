@@ -45,12 +45,14 @@ struct Shared<F> {
 }
 
 /// What was tried with a message.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Attempts {
     count: u32,
     since: Instant,
     /// When the next attempt may begin.
     next: Instant,
+    /// Why none follows: the broker has not taken its dead letter yet.
+    exhausted: Option<String>,
 }
 
 /// Takes messages until `stop` turns true, and returns when those in hand have ended. `current` gives the gate that serves.
@@ -145,13 +147,16 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                 () = sleep_until(begun + self.outage.proof(has_ended)), if self.outage.is_on() => self.outage.over(),
                 Some(ended) = tasks.join_next() => {
                     // A panic. The broker delivers again what is not acknowledged.
-                    let (receipt, lane, end) = ended.map_err(|_| Error("a message failed".to_owned()))?;
+                    let Finished { receipt, key, lane, end } = ended.map_err(|_| Error("a message failed".to_owned()))?;
                     lanes.left(&lane);
                     // A broker that is silent must not hold up what it would deliver over another connection.
                     let told = timeout(self.subscription.patience(), self.subscription.end(receipt, &end)).await;
                     told.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())))
                         .inspect_err(|_| self.outage.is_refused(matches!(end, End::Dead(_))))?;
                     has_ended = true;
+                    if end != End::Returned {
+                        self.shared.attempts().remove(&key);
+                    }
                     self.metrics.ended(match end {
                         End::Done => Ended::Done,
                         End::Dead(_) => Ended::Dead,
@@ -224,6 +229,14 @@ impl Lanes {
     }
 }
 
+/// A message that the broker is yet to hear the end of.
+struct Finished {
+    receipt: u64,
+    key: Bytes,
+    lane: Bytes,
+    end: End,
+}
+
 /// A message on its way.
 struct Work {
     receipt: u64,
@@ -265,20 +278,20 @@ impl Work {
         shared: Arc<Shared<F>>,
         place: Place,
         returning: watch::Receiver<bool>,
-    ) -> (u64, Bytes, End) {
+    ) -> Finished {
         let Self { receipt, key, lane, position, message } = self;
-        let (end, key) = match message {
+        let (end, shortened) = match message {
             Ok(message) => {
-                let end = shared.run(&message, key, place, returning).await;
+                let end = shared.run(&message, key.clone(), place, returning).await;
                 (end, if let Found::Key(key) = &message.key { Some(key.shortened()) } else { None })
             }
             Err(why) => (End::Dead(why), None),
         };
         if let End::Dead(reason) = &end {
             let consumer = &*shared.settings.name;
-            tracing::warn!(consumer, reason, key, position, "a message is given up and goes to the dead letters");
+            tracing::warn!(consumer, reason, key = shortened, position, "a message is given up and goes to the dead letters");
         }
-        (receipt, lane, end)
+        Finished { receipt, key, lane, end }
     }
 }
 
@@ -313,8 +326,12 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
                 _ = before => {}
             }
         }
-        // A connection may be lost in a pause between two attempts. The pause is not.
-        let mut next = self.attempts_of(&key).next;
+        // A connection may be lost in a pause between two attempts, or with a dead letter that the broker has not taken. What
+        // was tried is not.
+        let Attempts { mut next, exhausted, .. } = self.attempts_of(&key);
+        if let Some(reason) = exhausted {
+            return End::Dead(reason);
+        }
         loop {
             let turn = async {
                 // A timer takes its time even where nothing is to be waited for.
@@ -340,10 +357,19 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
             let disposition = (self.current)().consume(message, tries).await;
             drop(turn);
             next = match disposition {
-                Disposition::Done => return self.forget(&key, End::Done),
-                Disposition::GiveUp { note, .. } => return self.forget(&key, End::Dead(note)),
+                Disposition::Done => return End::Done,
+                Disposition::GiveUp { is_attempt, note } => {
+                    if is_attempt {
+                        self.remember(key, Attempts { exhausted: Some(note.clone()), ..before });
+                    }
+                    return End::Dead(note);
+                }
                 Disposition::Wait(pause) => after(pause),
-                Disposition::Again { pause, .. } => self.remember(key.clone(), before, after(pause)),
+                Disposition::Again { pause, .. } => {
+                    let (count, next) = (before.count.saturating_add(1), after(pause));
+                    self.remember(key.clone(), Attempts { count, next, ..before });
+                    next
+                }
             };
         }
     }
@@ -353,26 +379,20 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
     }
 
     fn attempts_of(&self, key: &Bytes) -> Attempts {
-        self.attempts().get(key).copied().unwrap_or_else(|| {
+        self.attempts().get(key).cloned().unwrap_or_else(|| {
             let now = Instant::now();
-            Attempts { count: 0, since: now, next: now }
+            Attempts { count: 0, since: now, next: now, exhausted: None }
         })
     }
 
-    /// Remembers one attempt more, and when the next may begin.
-    fn remember(&self, key: Bytes, before: Attempts, next: Instant) -> Instant {
+    /// Remembers what was tried until the broker takes the message's end.
+    fn remember(&self, key: Bytes, tried: Attempts) {
         let mut attempts = self.attempts();
         if attempts.len() >= REMEMBERED && !attempts.contains_key(&key) {
             // They went to other gates.
             attempts.clear();
         }
-        attempts.insert(key, Attempts { count: before.count.saturating_add(1), next, ..before });
-        next
-    }
-
-    fn forget(&self, key: &Bytes, end: End) -> End {
-        self.attempts().remove(key);
-        end
+        attempts.insert(key, tried);
     }
 }
 
@@ -384,12 +404,17 @@ mod tests {
 
     use super::*;
     use crate::consumers::{Amqp, RequestLine, Source};
-    use crate::gate::tests::gate_of;
+    use crate::gate::tests::{Nowhere, gate_before, gate_of, route};
+    use crate::idempotency::policy::Mode;
     use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
     use crate::telemetry::metrics::Metrics;
 
     /// A consumer whose gate has no route, and how often it asked for that gate.
     fn shared() -> (Arc<Shared<impl Fn() -> Arc<Gate> + Send + Sync + 'static>>, Arc<AtomicUsize>) {
+        shared_of(gate_of(Vec::new()))
+    }
+
+    fn shared_of(gate: Arc<Gate>) -> (Arc<Shared<impl Fn() -> Arc<Gate> + Send + Sync + 'static>>, Arc<AtomicUsize>) {
         let amqp = Amqp {
             is_encrypted: false,
             host: "localhost".to_owned(),
@@ -408,12 +433,23 @@ mod tests {
             dead_letter: None,
         });
         let asked = Arc::new(AtomicUsize::new(0));
-        let (gate, counted) = (gate_of(Vec::new()), Arc::clone(&asked));
+        let counted = Arc::clone(&asked);
         let current = move || {
             counted.fetch_add(1, Ordering::Relaxed);
             Arc::clone(&gate)
         };
         (Arc::new(Shared { settings, current, turns: Semaphore::new(16), attempts: Mutex::default() }), asked)
+    }
+
+    fn message() -> Message {
+        Message {
+            method: Method::POST,
+            target: Uri::from_static("/orders"),
+            host: None,
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+            key: Found::Fingerprint,
+        }
     }
 
     fn received(receipt: u64) -> Received {
@@ -482,15 +518,7 @@ mod tests {
         let (shared, asked) = shared();
         let key = Bytes::from_static(b"m-1");
         let before = shared.attempts_of(&key);
-        shared.remember(key.clone(), before, after(Duration::from_secs(600)));
-        let message = || Message {
-            method: Method::POST,
-            target: Uri::from_static("/orders"),
-            host: None,
-            headers: HeaderMap::new(),
-            body: Bytes::new(),
-            key: Found::Fingerprint,
-        };
+        shared.remember(key.clone(), Attempts { count: 1, next: after(Duration::from_secs(600)), ..before });
         // Each connection has it for a while.
         for _ in 0..3 {
             let (_returning, returned) = watch::channel(false);
@@ -510,6 +538,26 @@ mod tests {
         let (end, ()) = tokio::join!(run, stop);
         assert!(asked.load(Ordering::Relaxed) > 0, "the pause is over");
         assert_eq!(end, End::Returned);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_is_given_up_is_not_tried_again_until_its_dead_letter_is_taken() {
+        let upstream = Arc::new(Nowhere::default());
+        let mut orders = route("orders", Mode::Protect, "host");
+        orders.policy.deliver.attempts = 2;
+        let (shared, _) = shared_of(gate_before(Arc::<Nowhere>::clone(&upstream), vec![orders]));
+        let key = Bytes::from_static(b"m-1");
+        let mut ends = Vec::new();
+        let mut deliver = async || {
+            let (_returning, returned) = watch::channel(false);
+            ends.push(shared.run(&message(), key.clone(), Lanes::default().join(key.clone()), returned).await);
+            upstream.0.load(Ordering::Relaxed)
+        };
+        assert_eq!([deliver().await, deliver().await], [2, 2]);
+        shared.attempts().remove(&key);
+        assert_eq!(deliver().await, 4, "it is taken: a message that is sent anew is tried anew");
+        let [End::Dead(first), End::Dead(second), End::Dead(_)] = &ends[..] else { panic!("{ends:?}") };
+        assert_eq!(first, second);
     }
 
     #[test]

@@ -155,25 +155,12 @@ fn show_key(headers: &mut HeaderMap, places: &[KeySource], key: &Key) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::Ordering;
     use std::time::Duration;
 
     use super::*;
-    use crate::gate::tests::{gate_before, route};
-    use crate::http::upstream::{Dial, Io};
+    use crate::gate::tests::{Nowhere, gate_before, route};
     use crate::idempotency::policy::Mode;
-
-    /// Refuses every connection.
-    #[derive(Default)]
-    struct Nowhere(AtomicU32);
-
-    #[async_trait::async_trait]
-    impl Dial for Nowhere {
-        async fn dial(&self) -> std::io::Result<Box<dyn Io>> {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            Err(std::io::ErrorKind::ConnectionRefused.into())
-        }
-    }
 
     #[tokio::test]
     async fn a_message_has_no_credential() {

@@ -1,8 +1,10 @@
 //! Gates for tests, and which identities they have.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use super::*;
 use crate::http::limits::Limits;
-use crate::http::upstream::{self, Dial};
+use crate::http::upstream::{self, Dial, Io};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::scope::ScopePart;
 use crate::route::Pattern;
@@ -55,6 +57,18 @@ fn gate(jwt: Option<jwt::Settings>, routes: Vec<Route>, dial: Option<Arc<dyn Dia
     let upstreams =
         dial.map(|dial| Upstream::through(upstream_settings(), Arc::clone(&usage), dial)).into_iter().collect();
     Gate::new(settings, router, upstreams, Arc::new(Memory::new()), usage, &metrics)
+}
+
+/// Refuses every connection, and counts them.
+#[derive(Default)]
+pub(crate) struct Nowhere(pub(crate) AtomicU32);
+
+#[async_trait::async_trait]
+impl Dial for Nowhere {
+    async fn dial(&self) -> std::io::Result<Box<dyn Io>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Err(std::io::ErrorKind::ConnectionRefused.into())
+    }
 }
 
 /// An upstream with long times.
