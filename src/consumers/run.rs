@@ -289,7 +289,13 @@ impl Work {
         };
         if let End::Dead(reason) = &end {
             let consumer = &*shared.settings.name;
-            tracing::warn!(consumer, reason, key = shortened, position, "a message is given up and goes to the dead letters");
+            tracing::warn!(
+                consumer,
+                reason,
+                key = shortened,
+                position,
+                "a message is given up and goes to the dead letters"
+            );
         }
         Finished { receipt, key, lane, end }
     }
@@ -405,8 +411,8 @@ mod tests {
     use super::*;
     use crate::consumers::{Amqp, RequestLine, Source};
     use crate::gate::tests::{Nowhere, gate_before, gate_of, route};
-    use crate::idempotency::policy::Mode;
     use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
+    use crate::idempotency::policy::Mode;
     use crate::telemetry::metrics::Metrics;
 
     /// A consumer whose gate has no route, and how often it asked for that gate.

@@ -9,6 +9,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeou
 
 use super::shared::Shared;
 use crate::http::server::stopped;
+use crate::idempotency::lease::check_interval;
 
 /// The longest time between two looks for leases to renew.
 const SLOWEST: Duration = Duration::from_secs(5);
@@ -64,10 +65,9 @@ pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// When to look for leases to renew: one is renewed once a third of it is past, and looking twice as often leaves time for
-/// two failures.
+/// When to look for leases to renew.
 fn looks(shortest: Duration) -> Interval {
-    let mut tick = interval((shortest / 6).min(SLOWEST).max(Duration::from_millis(50)));
+    let mut tick = interval(check_interval(shortest).min(SLOWEST).max(Duration::from_millis(50)));
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     tick
 }

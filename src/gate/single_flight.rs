@@ -14,6 +14,7 @@ use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
 use crate::idempotency::credential::Proof;
 use crate::idempotency::fingerprint::Fingerprint;
+use crate::idempotency::lease::renewal_interval;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::store::LeaseRenewal;
 
@@ -91,7 +92,7 @@ impl SingleFlight {
         }
     }
 
-    /// The leases that have run for a third of their length since they were last renewed.
+    /// The leases that are to be renewed now.
     pub(super) fn due(&self) -> Vec<(LeaseRenewal, Arc<Running>)> {
         let mut due = Vec::new();
         for stripe in &self.stripes {
@@ -99,7 +100,7 @@ impl SingleFlight {
                 progress.with(|progress| {
                     if let Progress::Running(running) = progress
                         && let Some(lease) = running.lease
-                        && lock(&running.renewed).elapsed() >= lease / 3
+                        && lock(&running.renewed).elapsed() >= renewal_interval(lease)
                     {
                         let held = LeaseRenewal { id: *id, attempt: running.attempt, lease };
                         due.push((held, Arc::clone(running)));

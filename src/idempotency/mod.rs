@@ -16,6 +16,7 @@ pub mod grpc;
 pub mod identity;
 mod json;
 pub mod key;
+pub mod lease;
 mod media;
 pub mod message;
 mod multipart;

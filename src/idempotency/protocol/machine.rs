@@ -6,6 +6,7 @@ use self::probing::Probing;
 use self::resending::Resending;
 use self::waiting::{Place, Waiting};
 use super::super::decide::Decision;
+use super::super::lease::latest_start;
 use super::super::record::Version;
 use super::{Action, Event, Followed, Limits, RecordView, Reply, Settlement};
 
@@ -240,8 +241,7 @@ impl Protocol {
     ) -> Vec<Action> {
         match event {
             Event::Claimed if claiming.is_given_up => self.withdraw(None, []),
-            // Less than a third of the lease is left, and its first renewal may be a sixth away: it could run out.
-            Event::Claimed if now - claiming.since > self.limits.lease * 2 / 3 => {
+            Event::Claimed if now - claiming.since > latest_start(self.limits.lease) => {
                 self.withdraw(None, [Action::Reply(Reply::ClaimTooLate)])
             }
             Event::Claimed => {

@@ -53,6 +53,7 @@ use super::{
     AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
     Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
 };
+use crate::idempotency::lease::renewal_interval;
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
 /// How long a command may take. Its caller has timed out by then.
@@ -214,8 +215,11 @@ impl Store for Redis {
         };
         let parts = held.chunk_by(belong).flat_map(|part| part.chunks(MAX_RENEWALS));
         // Gives up before the shortest of these leases is due again.
-        let patience =
-            held.iter().map(|held| held.lease / 3).fold(RENEW_TIMEOUT, Duration::min).max(RENEW_TIMEOUT / 10);
+        let patience = held
+            .iter()
+            .map(|held| renewal_interval(held.lease))
+            .fold(RENEW_TIMEOUT, Duration::min)
+            .max(RENEW_TIMEOUT / 10);
         let renewing = parts.map(async |part| {
             let asked = timeout(patience, self.batchers.submit(Operation::Renew(part.to_vec()))).await;
             match asked.unwrap_or_else(|_| Err(timed_out()))? {
