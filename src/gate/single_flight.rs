@@ -30,7 +30,10 @@ pub(super) struct SingleFlight {
 #[derive(Clone)]
 pub(super) enum Progress {
     /// It is asking the store.
-    Asking,
+    Asking {
+        /// The store has said that it has a record of the key. The request must not be forwarded without a claim.
+        stands: bool,
+    },
     /// It runs an attempt.
     Running(Arc<Running>),
     /// The store had this record at this time. What the leader read while the follower waited is as good as what the
@@ -86,10 +89,16 @@ impl SingleFlight {
         match self.stripe(id).entry(id) {
             Entry::Occupied(entry) => Role::Follower(Follower(entry.get().subscribe())),
             Entry::Vacant(entry) => {
-                entry.insert(OrderedSender::new(Progress::Asking));
+                entry.insert(OrderedSender::new(Progress::Asking { stands: false }));
                 Role::Leader(Leader { single_flight: Arc::clone(self), id, last: None })
             }
         }
+    }
+
+    /// Whether a leader of this key knows of a record, and has not said which.
+    pub(super) fn stands(&self, id: RecordId) -> bool {
+        let stripe = self.stripe(id);
+        stripe.get(&id).is_some_and(|progress| progress.with(|is| matches!(is, Progress::Asking { stands: true })))
     }
 
     /// The leases that are to be renewed now.
@@ -144,6 +153,13 @@ impl Running {
 }
 
 impl Leader {
+    /// Notes whether the store is known to have a record that the request may not take the place of.
+    pub(super) fn stands(&self, stands: bool) {
+        if let Some(sender) = self.single_flight.stripe(self.id).get(&self.id) {
+            sender.send_replace(Progress::Asking { stands });
+        }
+    }
+
     /// Tells those who follow that an attempt runs.
     pub(super) fn running(&self, running: Running) {
         if let Some(sender) = self.single_flight.stripe(self.id).get(&self.id) {
@@ -180,12 +196,12 @@ impl Drop for Leader {
 impl Follower {
     /// How the leader's question to the store ended; nothing if it led to nothing, and another may lead.
     pub(super) async fn joined(&mut self) -> Option<Progress> {
-        self.wait_for(|progress| !matches!(progress, Progress::Asking)).await
+        self.wait_for(|progress| !matches!(progress, Progress::Asking { .. })).await
     }
 
     /// How the leader's attempt ended; nothing if the store has to tell, or another may lead.
     pub(super) async fn ended(&mut self) -> Option<Progress> {
-        self.wait_for(|progress| !matches!(progress, Progress::Asking | Progress::Running(_))).await
+        self.wait_for(|progress| !matches!(progress, Progress::Asking { .. } | Progress::Running(_))).await
     }
 
     async fn wait_for(&mut self, is_it: impl FnMut(&Progress) -> bool) -> Option<Progress> {

@@ -25,7 +25,7 @@ impl Driver {
                 Followed::Found { decision: request.decide(record, *now).await?, until: Some(record.until) }
             }
             Some(Progress::Absent) => Followed::Absent,
-            Some(Progress::Asking) | None => Followed::Gone,
+            Some(Progress::Asking { .. }) | None => Followed::Gone,
         })
     }
 }

@@ -45,6 +45,7 @@ impl Driver {
                 request.store_away()
             }
             Reply::LeaderUnanswered if shared.retired.try_read().is_err() => request.problem(request.retired()),
+            Reply::LeaderUnanswered if shared.single_flight.stands(self.id) => request.store_away(),
             Reply::LeaderUnanswered => {
                 without_store(request, client);
                 return Ok(());

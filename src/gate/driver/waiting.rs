@@ -19,9 +19,9 @@ use crate::http::limits::Limits;
 use crate::http::server;
 use crate::http::upstream::{Dial, Io, Upstream};
 use crate::http::usage::Usage;
-use crate::idempotency::policy::{InFlight, Policy};
+use crate::idempotency::policy::{InFlight, Policy, StoreFailure};
 use crate::idempotency::record::Timestamp;
-use crate::idempotency::recovery::Recovery;
+use crate::idempotency::recovery::{Probe, ProbePath, Recovery};
 use crate::route::{Pattern, Route, Router};
 use crate::store::memory::Memory;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
@@ -397,4 +397,31 @@ async fn many_wait_in_both() {
         check(&waiter.await.unwrap(), "200", "replayed", None);
     }
     assert_eq!(pair.runs(), 1);
+}
+
+/// The store is slow, and not away: what leads for the key knows of a record while another request still waits for it.
+#[tokio::test(start_paused = true)]
+async fn a_request_is_not_forwarded_unprotected_beside_a_record_that_another_has_found() {
+    let path = ProbePath::parse("/ask/{key}").unwrap();
+    let probe = Probe { path, after: Some(Duration::from_secs(1)), every: None, headers: Vec::new() };
+    let (recovery, store_failure) = (Recovery::Probe(probe), StoreFailure::Forward);
+    let pair = pair(Policy { recovery, store_failure, ..Policy::default() });
+    let _first = post(&pair.first);
+    sleep(LEASE + Duration::from_secs(2)).await;
+    assert_eq!(pair.runs(), 1);
+    // The claim finds the record, and the right to ask the upstream is claimed after that. Each is within settle_timeout.
+    let slow = Fault::DelayAnswer(Duration::from_millis(1500));
+    pair.store.script_for(Operation::Claim, [slow, slow]);
+    let (_leader, follower) = (post(&pair.other), post(&pair.other));
+    check(&follower.await.unwrap(), "503", "store-unavailable", None);
+    assert_eq!(pair.runs(), 1);
+    // A store that says nothing is away.
+    pair.store.script_for(Operation::Claim, [Fault::Hang]);
+    let fresh = || post_with("X-Api-Key: eve\r\n".to_owned(), &pair.other);
+    let (leader, follower) = (fresh(), fresh());
+    pair.answer(OK);
+    for forwarded in [leader, follower] {
+        check(&forwarded.await.unwrap(), "200", "unprotected", None);
+    }
+    assert_eq!(pair.runs(), 3);
 }
