@@ -310,11 +310,7 @@ impl<'a> Bulk<'a> {
     /// Whether the record was changed; not if it is another one by now.
     async fn apply(&self, found: Listed) -> Result<bool, Problem> {
         let changed = match &self.change {
-            Change::Purge => {
-                // What was accepted would run again where its record is gone.
-                remove_of(&**self.state.opened()?, &found).await.map_err(unavailable)?;
-                remove_unchanged(&**self.state.opened()?, &found).await.map_err(unavailable)
-            }
+            Change::Purge => purge_one(&**self.state.opened()?, &found).await.map_err(unavailable),
             Change::Resolve(resolution) => match resolution.apply(self.state, &found).await {
                 Ok(()) => Ok(true),
                 Err(problem) if problem.is_about_the_record() => Ok(false),
@@ -345,8 +341,15 @@ impl<'a> Bulk<'a> {
     }
 }
 
+/// Removes a record with the request that was accepted for it, which would run again without the record. What a later request
+/// with its key has in the store stays.
+pub(super) async fn purge_one(store: &dyn Store, found: &Listed) -> Result<bool, Error> {
+    remove_of(store, found).await?;
+    remove_unchanged(store, found).await
+}
+
 /// Removes a record if it is still what was found: one that was claimed again meanwhile has an attempt that runs.
-pub(super) async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Error> {
+async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Error> {
     let Listed { id, record, origin, .. } = found;
     match record.state {
         record::State::InFlight | record::State::Unknown => {

@@ -211,7 +211,8 @@ pub(super) async fn discard(
     let found = find(state, id).await?.ok_or_else(absent)?;
     let deed = Deed::Discard { found: &found, reason };
     let begun = state.begin(asker, deed).await?;
-    let discarded = forget(state, id).await;
+    let queue = queue::of(&**state.opened()?).map_err(unavailable)?;
+    let discarded = queue.discard(found.id, found.token).await.map_err(unavailable);
     let discarded = discarded.and_then(|was_there| if was_there { Ok(()) } else { Err(absent()) });
     if discarded.is_ok() {
         deed.log(asker);
@@ -219,14 +220,6 @@ pub(super) async fn discard(
     begun.end_as(&discarded).await;
     discarded?;
     Ok(empty(StatusCode::NO_CONTENT))
-}
-
-/// Removes what is still to be delivered under an id, whose record is about to be removed. Whether there was something.
-pub(super) async fn forget(state: &State, id: RecordId) -> Result<bool, Problem> {
-    match state.opened()?.deliveries() {
-        Some(deliveries) => deliveries.discard(id).await.map_err(unavailable),
-        None => Ok(false),
-    }
 }
 
 /// The delivery of an id, unless it is another service's.

@@ -11,7 +11,7 @@ use tokio::sync::SemaphorePermit;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty, json};
 use super::audit::Deed;
-use super::bulk::remove_unchanged;
+use super::bulk::purge_one;
 use super::endpoints::REVEALING;
 use super::query::{self, Query};
 use super::scope::{Belongs, belongs};
@@ -191,9 +191,7 @@ pub(super) async fn remove(state: &State, id: RecordId, query: Option<&str>, ask
     };
     let deed = Deed::Purge { found: &found, reason: reason.as_deref() };
     let begun = state.begin(asker, deed).await?;
-    // What was accepted would run again where its record is gone.
-    deliveries::forget(state, id).await?;
-    let removed = remove_unchanged(&**state.opened()?, &found).await.map_err(unavailable);
+    let removed = purge_one(&**state.opened()?, &found).await.map_err(unavailable);
     let changed = || Kind::NotFound.because("the record changed while it was to be removed: look at it again");
     let removed = removed.and_then(|was_there| if was_there { Ok(()) } else { Err(changed()) });
     if removed.is_ok() {

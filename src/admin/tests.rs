@@ -265,6 +265,19 @@ async fn only_unknown_records_are_resolved() {
 }
 
 #[tokio::test]
+async fn a_purge_by_id_leaves_a_request_that_was_accepted_after_the_record_had_expired() {
+    let admin = start(None).await;
+    let id = admin.completed("charge", KEY).await;
+    admin.pass(Duration::from_secs(3601));
+    admin.accept("charge", KEY).await;
+    assert_eq!(admin.delete(id).await.status, 204);
+    let queue = crate::store::deliveries::of(&*admin.store).unwrap();
+    assert!(queue.delivery(id).await.unwrap().is_some(), "its client has a 202");
+    assert_eq!(admin.delete(id).await.status, 204);
+    assert!(queue.delivery(id).await.unwrap().is_none(), "it has no record: it is what was meant");
+}
+
+#[tokio::test]
 async fn a_record_is_removed_whatever_its_state() {
     let admin = start(None).await;
     let (running, _) = admin.claim("charge", KEY).await;

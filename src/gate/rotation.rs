@@ -178,7 +178,8 @@ mod tests {
         store.claim(ids[1].0, second.clone()).await.unwrap();
         store.settle(ids[1].0, second.attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
         assert_eq!(find(&store, &ids, true).await.unwrap(), Some((1, Standing::Record(State::Unknown))));
-        queue.discard(ids[1].0).await.unwrap();
+        let token = Attempt(ids[1].0.0[..16].try_into().unwrap());
+        queue.discard(ids[1].0, token).await.unwrap();
         assert_eq!(find(&store, &ids, true).await.unwrap(), None);
     }
 }

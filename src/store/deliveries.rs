@@ -40,8 +40,10 @@ pub trait Deliveries: Send + Sync {
     /// Makes a dead delivery due now, with no attempts behind it. False if there is none that is dead.
     async fn requeue(&self, id: RecordId) -> Result<bool, Error>;
 
-    /// Removes a delivery, whatever its state. Returns whether there was one.
-    async fn discard(&self, id: RecordId) -> Result<bool, Error>;
+    /// Removes the delivery of this token, whatever its state. Returns whether there was one.
+    async fn discard(&self, id: RecordId, token: Attempt) -> Result<bool, Error> {
+        self.change(Held { id, token, until: Timestamp(0) }, Change::Finish).await
+    }
 
     /// Deliveries that pass `filter`, in the order of acceptance: at most `limit` (at least 1) after `after`.
     async fn deliveries(
@@ -379,8 +381,8 @@ pub fn of(store: &dyn Store) -> Result<&dyn Deliveries, Error> {
 pub async fn remove_of(store: &dyn Store, Listed { id, record, .. }: &Listed) -> Result<(), Error> {
     let Some(queue) = store.deliveries() else { return Ok(()) };
     let delivery = queue.delivery(*id).await?.filter(|delivery| delivery.accepted_at <= record.claimed_at);
-    if let Some(Delivery { id, token, accepted_at: until, .. }) = delivery {
-        queue.change(Held { id, token, until }, Change::Finish).await?;
+    if let Some(Delivery { id, token, .. }) = delivery {
+        queue.discard(id, token).await?;
     }
     Ok(())
 }

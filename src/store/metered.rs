@@ -376,10 +376,6 @@ impl Deliveries for Metered {
         self.timed(StoreOp::ChangeDelivery, deliveries::of(&*self.store)?.requeue(id)).await
     }
 
-    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
-        self.timed(StoreOp::ChangeDelivery, deliveries::of(&*self.store)?.discard(id)).await
-    }
-
     async fn deliveries(
         &self,
         filter: DeliveryFilter,

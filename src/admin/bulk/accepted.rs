@@ -116,7 +116,8 @@ impl Bulk<'_> {
         if self.is_dry_run {
             return Ok(Changed::Found { is_done: false });
         }
-        let changed = if is_retry { queue.requeue(found.id).await } else { queue.discard(found.id).await };
+        let changed =
+            if is_retry { queue.requeue(found.id).await } else { queue.discard(delivery.id, delivery.token).await };
         let is_done = changed.map_err(unavailable)?;
         let reason = &*self.reason;
         let deed = match is_retry {

@@ -130,7 +130,7 @@ pub(super) async fn other_rules_are_refused_while_accepted_requests_wait(harness
     assert_eq!((changes[0].live[0].in_flight, changes[0].live[0].until), (1, Some(until)));
     settle(&harness, id(1), attempt(1), End::Release).await;
     for number in [1, 2] {
-        assert!(queue.discard(id(number)).await.expect("the store works"));
+        assert!(queue.discard(id(number), attempt(number)).await.expect("the store works"));
     }
     assert_eq!(adopt(&harness, vec![rule("charges", 2)], false).await, []);
 }

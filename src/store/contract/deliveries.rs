@@ -202,7 +202,7 @@ pub(super) async fn each_lane_has_its_turn_where_few_are_taken(harness: Harness)
         // The other half goes by age.
         assert!((0..4).all(|number| taken.contains(&id(number))), "{limit}, {max_bytes}: {taken:?}");
         for number in (0..20).chain(others.clone()) {
-            assert!(queue.discard(id(number)).await.expect("the store works"));
+            assert!(queue.discard(id(number), attempt(number)).await.expect("the store works"));
         }
     }
     for (number, lane) in [(0, 1), (1, 1), (2, 1), (3, 1), (30, 2), (31, 3)] {
@@ -304,8 +304,9 @@ pub(super) async fn what_is_dead_waits_for_an_operator(harness: Harness) {
     assert!(!queue.requeue(id(1)).await.expect("the store works"));
     let again = take(queue, all()).await.taken.remove(0);
     assert_eq!((again.delivery.id, again.delivery.attempts, &again.delivery.note), (id(1), 0, &None));
-    assert!(queue.discard(id(2)).await.expect("the store works"));
-    assert!(!queue.discard(id(2)).await.expect("the store works"));
+    assert!(!queue.discard(id(2), attempt(1)).await.expect("the store works"), "it was accepted by another request");
+    assert!(queue.discard(id(2), attempt(2)).await.expect("the store works"));
+    assert!(!queue.discard(id(2), attempt(2)).await.expect("the store works"));
 }
 
 /// A gate that died after the attempt and before it removed the delivery leaves both. Whoever takes the delivery, however late,
@@ -334,7 +335,7 @@ pub(super) async fn a_record_stays_while_its_delivery_stands(harness: Harness) {
         assert!(queue.change(taken.held(), Change::Finish).await.expect("the store works"));
     }
     assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 2);
-    assert!(queue.discard(taken[2].delivery.id).await.expect("the store works"));
+    assert!(queue.discard(taken[2].delivery.id, taken[2].delivery.token).await.expect("the store works"));
     assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 1);
 }
 

@@ -87,10 +87,6 @@ impl Deliveries for Memory {
         })
     }
 
-    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
-        self.with(|tables, _| tables.queue.kept.remove(&id).is_some())
-    }
-
     async fn deliveries(
         &self,
         filter: DeliveryFilter,
@@ -370,7 +366,7 @@ mod tests {
         assert_eq!(memory.sweep(1).await.unwrap(), 1);
         assert_eq!(memory.sweep(1).await.unwrap(), 0);
         assert_eq!(memory.get(one).await.unwrap().map(|found| found.record.state), Some(State::Completed));
-        memory.discard(one).await.unwrap();
+        memory.discard(one, token).await.unwrap();
         assert_eq!(memory.sweep(1).await.unwrap(), 1);
     }
 }

@@ -199,10 +199,6 @@ impl Deliveries for Postgres {
         self.write_one("SELECT oncegate.requeue_delivery_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await
     }
 
-    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
-        self.write_one("SELECT oncegate.discard_delivery_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await
-    }
-
     async fn deliveries(
         &self,
         filter: DeliveryFilter,

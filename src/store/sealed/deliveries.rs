@@ -64,10 +64,6 @@ impl Deliveries for Sealed {
         deliveries::of(&*self.store)?.requeue(id).await
     }
 
-    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
-        deliveries::of(&*self.store)?.discard(id).await
-    }
-
     async fn deliveries(
         &self,
         filter: DeliveryFilter,
@@ -152,7 +148,7 @@ mod tests {
             let take = Take { origin, limit: 1, max_bytes: 100, hold: Duration::ZERO, is_ordered: false };
             let taken = sealed.take_due(take).await.unwrap().taken.remove(0);
             assert_eq!((taken.request.len(), taken.body.len()), if comes > 0 { (4, comes) } else { (0, 0) });
-            assert!(sealed.discard(id).await.unwrap());
+            assert!(sealed.discard(id, token).await.unwrap());
         }
     }
 }

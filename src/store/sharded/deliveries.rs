@@ -94,13 +94,6 @@ impl Deliveries for Sharded {
         self.ask(id, false, call, |requeued| *requeued).await
     }
 
-    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
-        let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
-            Box::pin(async move { deliveries::of(&*store)?.discard(id).await })
-        };
-        self.ask(id, false, call, |discarded| *discarded).await
-    }
-
     async fn deliveries(
         &self,
         filter: DeliveryFilter,

@@ -35,8 +35,6 @@ struct ChangeRequest {
 
 struct RequeueRequest(RecordId);
 
-struct DiscardRequest(RecordId);
-
 struct PauseRequest {
     origin: OriginId,
     is_paused: bool,
@@ -89,10 +87,6 @@ impl Deliveries for Sqlite {
 
     async fn requeue(&self, id: RecordId) -> Result<bool, Error> {
         self.ask(RequeueRequest(id)).await
-    }
-
-    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
-        self.ask(DiscardRequest(id)).await
     }
 
     async fn deliveries(
@@ -362,14 +356,6 @@ impl Request for RequeueRequest {
              WHERE id = ?1 AND dead_until IS NOT NULL",
         )?;
         Ok(requeue.execute(params![self.0.0, row::time(session.now())])? == 1)
-    }
-}
-
-impl Request for DiscardRequest {
-    type Reply = bool;
-
-    fn run(&self, session: &mut Session) -> Result<bool, Failure> {
-        Ok(session.conn.prepare_cached("DELETE FROM delivery WHERE id = ?1")?.execute([self.0.0])? == 1)
     }
 }
 

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::{Operation, Unreliable};
-use crate::idempotency::record::RecordId;
+use crate::idempotency::record::{Attempt, RecordId};
 use crate::store::deliveries::{
     self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
     NewDelivery, Sequence, Take,
@@ -32,8 +32,8 @@ impl Deliveries for Unreliable {
         self.call(Operation::Requeue, deliveries::of(&*self.inner)?.requeue(id)).await
     }
 
-    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
-        self.call(Operation::Discard, deliveries::of(&*self.inner)?.discard(id)).await
+    async fn discard(&self, id: RecordId, token: Attempt) -> Result<bool, Error> {
+        self.call(Operation::Discard, deliveries::of(&*self.inner)?.discard(id, token)).await
     }
 
     async fn deliveries(

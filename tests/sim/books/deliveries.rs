@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use oncegate::idempotency::codec::AcceptedRequest;
-use oncegate::idempotency::record::RecordId;
+use oncegate::idempotency::record::{Attempt, RecordId};
 use oncegate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
     NewDelivery, Sequence, Take,
@@ -106,8 +106,8 @@ impl Deliveries for Recorded {
         Ok(requeued)
     }
 
-    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
-        let discarded = self.shelf.memory.discard(id).await?;
+    async fn discard(&self, id: RecordId, token: Attempt) -> Result<bool, Error> {
+        let discarded = self.shelf.memory.discard(id, token).await?;
         self.queued(Operation::Discard).await;
         Ok(discarded)
     }

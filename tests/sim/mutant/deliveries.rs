@@ -29,7 +29,9 @@ impl Shelf {
                 Ok(Acceptance::Accepted)
             }
             Some(Mutant::AcceptReplaces) if self.memory.get(id).await?.is_none() => {
-                self.memory.discard(id).await?;
+                if let Some(replaced) = self.memory.delivery(id).await? {
+                    self.memory.discard(id, replaced.token).await?;
+                }
                 self.memory.accept(id, new).await
             }
             Some(Mutant::AcceptIgnoresRecord) => self.accept_beside(id, new).await,
@@ -64,7 +66,7 @@ impl Shelf {
             Some(Mutant::TakeRemoves) => {
                 let batch = self.memory.take_due(take).await?;
                 for taken in &batch.taken {
-                    self.memory.discard(taken.delivery.id).await?;
+                    self.memory.discard(taken.delivery.id, taken.delivery.token).await?;
                 }
                 Ok(batch)
             }

@@ -186,7 +186,13 @@ impl World {
                 life.fault(format!("an operator purges {label}"));
                 // What was accepted would run again where its record is gone.
                 let store = life.store();
-                let forgets = async { deliveries::of(&*store)?.discard(id_of(label)).await };
+                let forgets = async {
+                    let queue = deliveries::of(&*store)?;
+                    match queue.delivery(id_of(label)).await? {
+                        Some(found) => queue.discard(found.id, found.token).await,
+                        None => Ok(false),
+                    }
+                };
                 if label.route != ACCEPT || forgets.await.is_ok() {
                     // Whether it was done, the records tell.
                     drop(store.remove(id_of(label)).await);

@@ -177,7 +177,6 @@ const ASKED_OF_THE_QUEUE: &[&str] = &[
     "SELECT oncegate.change_delivery_v2('\\x01', '\\x01', 0, 1::smallint, 1, true, NULL)",
     "SELECT oncegate.change_delivery_v1('\\x01', '\\x01', 0, 2::smallint, 1, true, '\\x')",
     "SELECT oncegate.requeue_delivery_v1('\\x01')",
-    "SELECT oncegate.discard_delivery_v1('\\x01')",
     "SELECT oncegate.reseal_delivery_v1('\\x01', '\\x01', '\\x', '\\x', '\\x', '\\x', '\\x')",
     "SELECT oncegate.finish_deliveries_v1(ARRAY['\\x01', '\\x02']::bytea[], ARRAY['\\x01', '\\x02']::bytea[])",
     "SELECT oncegate.sweep_deliveries_v1(10)",

@@ -166,5 +166,5 @@ async fn what_is_on_its_way_is_not_absent() {
     is_moved(store.settle(id, attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap_err());
     let queue = crate::store::deliveries::of(&store).unwrap();
     is_moved(queue.delivery(id).await.unwrap_err());
-    is_moved(queue.discard(id).await.unwrap_err());
+    is_moved(queue.discard(id, attempt).await.unwrap_err());
 }
