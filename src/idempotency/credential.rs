@@ -31,7 +31,7 @@ use http::header::{AUTHORIZATION, COOKIE};
 use super::encoding::{put, put_count};
 use super::json;
 use super::pointer::Pointer;
-use super::scope::{Caller, ClientCertificate, basic_user, credentials};
+use super::scope::{Caller, basic_user, credentials};
 
 /// The headers that credentials are read from.
 pub const HEADERS: [HeaderName; 3] = [X_API_KEY, AUTHORIZATION, COOKIE];
@@ -121,15 +121,21 @@ impl Credential {
         if let Some(lines) = authorization {
             return Self::of_authorization(&lines);
         }
-        let subject = caller.certificate.map(ClientCertificate::subject);
-        match (cookies(caller), subject) {
-            (Some(cookies), None) => Self::new(Kind::Cookie, &[], Some(&[b"cookie", &cookies])),
-            (Some(cookies), Some(subject)) => {
-                Self::new(Kind::Cookie, &[], Some(&[b"cookie", &cookies, b"certificate", subject]))
-            }
-            (None, Some(subject)) => Self::new(Kind::Certificate, &[], Some(&[b"certificate", subject])),
-            (None, None) => Self::new(Kind::Anonymous, &[], Some(&[])),
+        let cookies = cookies(caller);
+        let mut proof: Vec<&[u8]> = Vec::new();
+        if let Some(cookies) = &cookies {
+            proof.extend([&b"cookie"[..], cookies]);
         }
+        if let Some(certificate) = caller.certificate {
+            proof.push(b"certificate");
+            proof.extend(certificate.names());
+        }
+        let kind = match (&cookies, caller.certificate) {
+            (Some(_), _) => Kind::Cookie,
+            (None, Some(_)) => Kind::Certificate,
+            (None, None) => Kind::Anonymous,
+        };
+        Self::new(kind, &[], Some(&proof))
     }
 
     fn of_authorization(lines: &[&[u8]]) -> Self {

@@ -104,9 +104,10 @@ impl ClientCertificate {
         Self::of_parts(subject, None)
     }
 
-    /// The subject's name, in DER.
-    pub(super) fn subject(&self) -> &[u8] {
-        &self.subject
+    /// What it is known by, in DER: the subject's name; where that has no parts (RFC 5280, 4.1.2.6), the alternative names too.
+    pub(super) fn names(&self) -> impl Iterator<Item = &[u8]> {
+        let alternatives = self.san.as_deref().filter(|_| self.subject[..] == EMPTY_NAME);
+        [&self.subject[..]].into_iter().chain(alternatives)
     }
 }
 

@@ -20,6 +20,7 @@ struct Lines {
     key: Vec<&'static str>,
     authorization: Vec<&'static str>,
     cookie: Vec<&'static str>,
+    /// A subject; or a subject, a slash, and an alternative name. The subject may be empty.
     certificate: Option<&'static str>,
 }
 
@@ -46,7 +47,7 @@ fn request() -> impl Strategy<Value = Lines> {
         1 => prop::collection::vec(few(&[&basic[..], &TOKENS, &other].concat()), 0..3),
     ];
     let cookie = prop::collection::vec(few(&["", ";", "s=1", "s=2", "s=1; t=2", "t=2", "k"]), 0..3);
-    let certificate = prop::option::of(few(&["ann", "bob"]));
+    let certificate = prop::option::of(few(&["ann", "bob", "ann/x", "/", "/x", "/y"]));
     (key, authorization, cookie, certificate).prop_map(|(key, authorization, cookie, certificate)| Lines {
         key,
         authorization,
@@ -85,7 +86,12 @@ impl Lines {
                 _ => tagged("authorization", &self.authorization),
             };
         }
-        [tagged("cookie", cookies), tagged("certificate", self.certificate.as_slice())].concat()
+        // Without a name it is known by its alternative names.
+        let certificate = self.certificate.map(|names| match names.split_once('/') {
+            Some((subject, _)) if !subject.is_empty() => subject,
+            _ => names,
+        });
+        [tagged("cookie", cookies), tagged("certificate", certificate.as_slice())].concat()
     }
 }
 
@@ -103,7 +109,11 @@ proptest! {
         let key = Key::parse("k", 255).unwrap();
         let identify = |lines: &Lines| {
             let headers = lines.headers();
-            let certificate = lines.certificate.map(|subject| ClientCertificate::named(subject.as_bytes()));
+            let certificate = lines.certificate.map(|names| {
+                let (subject, san) = names.split_once('/').map_or((names, None), |(subject, san)| (subject, Some(san)));
+                let subject = if subject.is_empty() { &[0x30, 0] } else { subject.as_bytes() };
+                ClientCertificate::of_parts(subject, san.filter(|san| !san.is_empty()).map(str::as_bytes))
+            });
             let caller =
                 Caller { headers: &headers, authority: Some("a"), client_ip: None, certificate: certificate.as_ref(), claims: None };
             Identifier::new("s".into(), None).identify("n", &policy.scope, caller, &key)
