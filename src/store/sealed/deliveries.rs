@@ -25,25 +25,27 @@ impl Deliveries for Sealed {
         };
         Ok(match deliveries::of(&*self.store)?.accept(id, sealed).await? {
             Acceptance::Accepted => Acceptance::Accepted,
-            Acceptance::Queued(delivery) => Acceptance::Queued(self.open_delivery(delivery)),
+            Acceptance::Queued(delivery) => Acceptance::Queued(self.open_shown(delivery)),
             Acceptance::Recorded { record, now } => Acceptance::Recorded { record: self.open_met(id, record), now },
         })
     }
 
     async fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Error> {
         let found = deliveries::of(&*self.store)?.delivery(id).await?;
-        Ok(found.map(|delivery| self.open_delivery(delivery)))
+        Ok(found.map(|delivery| self.open_shown(delivery)))
     }
 
     async fn take_due(&self, take: Take) -> Result<Batch, Error> {
-        let batch = deliveries::of(&*self.store)?.take_due(take).await?;
+        let batch = deliveries::of(&*self.store)?.take_due(take.clone()).await?;
         let taken = batch.taken.into_iter().map(|Taken { delivery, now, request, body }| {
-            // One without the other is not what was accepted, and both were sealed at once.
-            let is_sealed = Sealing::of(&request) != Sealing::Plain;
-            let request = self.open_part(&delivery, Part::Request, request, false);
-            let body = self.open_part(&delivery, Part::Body, body, is_sealed);
+            // All parts were sealed at once. Where the store says that the request comes from does not count: who could write
+            // there could say anything.
+            let is_sealed = [&delivery.head, &request, &body].iter().any(|part| Sealing::of(part) != Sealing::Plain);
+            let is_strict = is_sealed || self.keys.strictness(take.origin) == Strictness::Strict;
+            let request = self.open_part(&delivery, Part::Request, request, is_strict);
+            let body = self.open_part(&delivery, Part::Body, body, is_strict);
             let (request, body) = request.zip(body).unwrap_or_default();
-            Taken { delivery: self.open_delivery(delivery), now, request, body }
+            Taken { delivery: self.open_delivery(delivery, is_strict), now, request, body }
         });
         Ok(Batch { taken: taken.collect(), ..batch })
     }
@@ -71,7 +73,7 @@ impl Deliveries for Sealed {
         limit: usize,
     ) -> Result<DeliveryPage, Error> {
         let page = deliveries::of(&*self.store)?.deliveries(filter, after, limit).await?;
-        let opened = page.deliveries.into_iter().map(|delivery| self.open_delivery(delivery));
+        let opened = page.deliveries.into_iter().map(|delivery| self.open_shown(delivery));
         Ok(DeliveryPage { deliveries: opened.collect(), ..page })
     }
 
@@ -94,21 +96,23 @@ impl Deliveries for Sealed {
 
 impl Sealed {
     /// What does not open is empty, and cannot be read: its request is not sent.
-    fn open_delivery(&self, delivery: Delivery) -> Delivery {
-        let open = |part, value: &Bytes| self.open_part(&delivery, part, value.clone(), false).unwrap_or_default();
+    fn open_delivery(&self, delivery: Delivery, is_strict: bool) -> Delivery {
+        let open = |part, value: &Bytes| self.open_part(&delivery, part, value.clone(), is_strict).unwrap_or_default();
         let (head, note) =
             (open(Part::Head, &delivery.head), delivery.note.as_ref().map(|note| open(Part::Note, note)));
         Delivery { head, note, ..delivery }
     }
 
-    /// Nothing where it does not open. Where a route demands encryption, or `is_sealed`, what is plain was written by somebody
-    /// else.
-    fn open_part(&self, delivery: &Delivery, part: Part, value: Bytes, is_sealed: bool) -> Option<Bytes> {
-        let is_strict = || {
-            let origin = delivery.origin.as_ref().map(crate::store::Origin::id);
-            is_sealed || origin.is_some_and(|origin| self.keys.strictness(origin) == Strictness::Strict)
-        };
-        let opened = if Sealing::of(&value) == Sealing::Plain && is_strict() {
+    /// What is only looked at, and is not sent. It opens by the route that the store names.
+    fn open_shown(&self, delivery: Delivery) -> Delivery {
+        let origin = delivery.origin.as_ref().map(crate::store::Origin::id);
+        let is_strict = origin.is_some_and(|origin| self.keys.strictness(origin) == Strictness::Strict);
+        self.open_delivery(delivery, is_strict)
+    }
+
+    /// Nothing where it does not open. Where `is_strict`, what is plain was written by somebody else.
+    fn open_part(&self, delivery: &Delivery, part: Part, value: Bytes, is_strict: bool) -> Option<Bytes> {
+        let opened = if Sealing::of(&value) == Sealing::Plain && is_strict {
             Err(Closed::Altered)
         } else {
             self.keys.open(delivery.id, delivery.token, part, &value)
@@ -149,6 +153,27 @@ mod tests {
             let taken = sealed.take_due(take).await.unwrap().taken.remove(0);
             assert_eq!((taken.request.len(), taken.body.len()), if comes > 0 { (4, comes) } else { (0, 0) });
             assert!(sealed.discard(id, token).await.unwrap());
+        }
+    }
+
+    /// Somebody who writes to the store can write a request there, and whose it is.
+    #[tokio::test]
+    async fn a_planted_request_is_not_sent_whatever_the_store_says_of_its_route() {
+        let memory: Arc<dyn Store> = Arc::new(Memory::new());
+        let keys = Arc::new(Keyring::new(vec![SealingKey::new("a".into(), &[1; 32])]));
+        let sealed = Sealed::new(Arc::clone(&memory), Arc::clone(&keys), "s".into(), |_, _| {});
+        let take = |origin| Take { origin, limit: 1, max_bytes: 100, hold: Duration::ZERO, is_ordered: false };
+        // The store knows the name of neither route.
+        let (strict, lenient) = (OriginId(1), OriginId(2));
+        keys.be_strict([strict].into());
+        for (number, origin, comes) in [(1, strict, false), (2, lenient, true)] {
+            let (id, token, plain) = (RecordId([number; 32]), Attempt([number; 16]), Bytes::from_static(b"plain"));
+            let (head, request, body) = (plain.clone(), plain.clone(), plain);
+            let new = NewDelivery { token, origin, lane: Lane(0), head, request, body };
+            deliveries::of(&*memory).unwrap().accept(id, new).await.unwrap();
+            let taken = sealed.take_due(take(origin)).await.unwrap().taken.remove(0);
+            let parts = [&taken.delivery.head, &taken.request, &taken.body];
+            assert!(parts.iter().all(|part| part.is_empty() != comes), "{origin:?}: {parts:?}");
         }
     }
 }

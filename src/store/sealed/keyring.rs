@@ -16,7 +16,7 @@
 //!
 //! **Why no nonce repeats.** A nonce matters only among values under one such key, which are the values of one place: one head or a
 //! few endings of an attempt, or what a cache kept of a record over time. The nonce is HMAC-SHA256 of place and plain form,
-//! under the second key, cut to 96 bits. Two values of a place get the same nonce only if they are equal, and then their
+//! under the second key, cut to 96 bits. Two values of a place get the same nonce only if they and their form are equal, and then their
 //! sealed forms are equal too and tell that alone; or by a collision, with a chance of 2^-96 for each pair. A record that a cache kept
 //! a million times has half a trillion pairs, so the chance is 2^-57. No process has to count or to know of others, and
 //! neither a clock nor a generator of random numbers can fail.
@@ -216,9 +216,11 @@ impl SealingKey {
         UnboundKey::new(&AES_256_GCM, key.as_ref()).ok().map(LessSafeKey::new)
     }
 
-    fn nonce(&self, place: &[u8; 49], plain: &[u8]) -> [u8; NONCE_LEN] {
+    fn nonce(&self, place: &[u8; 49], strictness: Strictness, plain: &[u8]) -> [u8; NONCE_LEN] {
         let mut whole = hmac::Context::with_key(&self.nonces);
         whole.update(place);
+        // A head is sealed again in the other form where the route's `seal` changes before a claim is repeated.
+        whole.update(&strictness.begin());
         whole.update(plain);
         let mut nonce = [0; NONCE_LEN];
         nonce.copy_from_slice(&whole.sign().as_ref()[..NONCE_LEN]);
@@ -304,7 +306,7 @@ impl Keyring {
         let keys = self.keys.load();
         let Some(key) = keys.first() else { return plain.clone() };
         let place = place(id, attempt, part);
-        let nonce = key.nonce(&place, plain);
+        let nonce = key.nonce(&place, strictness, plain);
         let mut sealed = Vec::with_capacity(HEAD + plain.len() + TAG);
         sealed.extend_from_slice(&strictness.begin());
         sealed.extend_from_slice(&key.name);
@@ -466,6 +468,9 @@ mod tests {
             |attempt, text: &'static str| keys.seal(ID, attempt, Part::Ending, &Bytes::from_static(text.as_bytes()));
         assert_eq!(seal(ATTEMPT, "one"), seal(ATTEMPT, "one"), "a repeated settlement is recognised by its bytes");
         assert_ne!(seal(ATTEMPT, "one")[10..22], seal(ATTEMPT, "two")[10..22], "another nonce");
+        let [strict, lenient] = [Strictness::Strict, Strictness::Lenient]
+            .map(|strictness| keys.seal_as(strictness, ID, ATTEMPT, Part::Head, &Bytes::from_static(b"one")));
+        assert_ne!(lenient[10..22], strict[10..22], "two forms of one head are two messages");
         assert_ne!(seal(ATTEMPT, "one")[22..], seal(Attempt([9; 16]), "one")[22..]);
     }
 
