@@ -19,9 +19,9 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ErrorKind};
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
-use super::source::{CONSUMER, End, Error, REASON, Received, Subscription};
+use super::source::{CONSUMER, End, EndReply, Error, REASON, Received, Subscription};
 use super::{Amqp, Settings};
 
 /// How often each side says that it lives, in seconds, where nothing else is said. Twice that without a word, and the other is
@@ -30,6 +30,13 @@ const HEARTBEAT: u16 = 10;
 
 /// A header of a dead letter: the queue that the message came from.
 const QUEUE: &str = "x-oncegate-queue";
+
+/// A header of a message of a quorum queue: how often it came back.
+const RETURNS: &str = "x-delivery-count";
+
+/// From so many on the log warns, and how often at most.
+const MANY_RETURNS: i64 = 5;
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// The delivery mode of a message that outlives a restart of the broker.
 const PERSISTENT: u8 = 2;
@@ -69,6 +76,8 @@ struct Queue {
     publishing: Channel,
     /// There, once it has begun.
     consumer: Option<Consumer>,
+    /// When the log had the last message that came back often.
+    warned: Option<Instant>,
     /// Messages that are not acknowledged, with their bodies.
     unacknowledged: HashMap<u64, (Delivery, Bytes)>,
 }
@@ -105,6 +114,7 @@ pub(super) async fn subscribe(
         channel,
         publishing,
         consumer: None,
+        warned: None,
         unacknowledged: HashMap::new(),
     }))
 }
@@ -184,6 +194,7 @@ impl Subscription for Queue {
             Some(delivery) => {
                 let mut delivery = delivery?;
                 let receipt = delivery.delivery_tag;
+                self.look_at_returns(&delivery.properties);
                 let body = Bytes::from(std::mem::take(&mut delivery.data));
                 let (properties, headers) = (properties(&delivery), Ok(headers(&delivery.properties)));
                 self.unacknowledged.insert(receipt, (delivery, body.clone()));
@@ -193,20 +204,26 @@ impl Subscription for Queue {
         }
     }
 
-    async fn end(&mut self, receipt: u64, end: &End) -> Result<(), Error> {
-        let Some((delivery, body)) = self.unacknowledged.remove(&receipt) else { return Ok(()) };
+    async fn end(&mut self, receipt: u64, end: &End) -> Result<EndReply, Error> {
+        let Some((delivery, body)) = self.unacknowledged.remove(&receipt) else { return Ok(EndReply::Taken) };
         match end {
             End::Done => {}
-            End::Dead(reason) => self.bury(&delivery, &body, reason).await?,
+            End::Dead(reason) => {
+                if !self.bury(&delivery, &body, reason).await? {
+                    self.unacknowledged.insert(receipt, (delivery, body));
+                    let why = format!("the broker did not take a message for the queue {}", self.dead_letter);
+                    return Ok(EndReply::Refused(Error(why)));
+                }
+            }
             // It goes back with the connection. Before, it would only come here again.
-            End::Returned if self.is_alone => return Ok(()),
+            End::Returned if self.is_alone => return Ok(EndReply::Taken),
             End::Returned => {
                 delivery.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await?;
-                return Ok(());
+                return Ok(EndReply::Taken);
             }
         }
         delivery.ack(BasicAckOptions::default()).await?;
-        Ok(())
+        Ok(EndReply::Taken)
     }
 
     async fn pause(&mut self) -> Result<(), Error> {
@@ -253,8 +270,23 @@ impl Queue {
         Ok(queue.consumer_count())
     }
 
-    /// Publishes a message again, to the dead letters, with the reason. Durable when it returns.
-    async fn bury(&self, delivery: &Delivery, body: &[u8], reason: &str) -> Result<(), Error> {
+    /// Warns of a message that came back often: at its limit a quorum queue drops it.
+    fn look_at_returns(&mut self, properties: &BasicProperties) {
+        let returns = returns(properties);
+        if returns >= MANY_RETURNS && self.warned.is_none_or(|warned| warned.elapsed() >= WARN_EVERY) {
+            self.warned = Some(Instant::now());
+            tracing::warn!(
+                consumer = &*self.name,
+                queue = self.queue.as_str(),
+                returns,
+                "RabbitMQ delivers a message again and again: at the delivery limit of the queue (20 by default) it drops the message; \
+                 declare the queue with x-delivery-limit = -1, or with a dead-letter exchange"
+            );
+        }
+    }
+
+    /// Publishes a message again, to the dead letters, with the reason. Whether the broker has taken it; then it is durable.
+    async fn bury(&self, delivery: &Delivery, body: &[u8], reason: &str) -> Result<bool, Error> {
         let known = delivery.properties.headers().as_ref().map(|table| table.inner().clone()).unwrap_or_default();
         // RabbitMQ would send it to the queues that these name.
         let is_kept = |name: &ShortString| !matches!(name.as_str(), "CC" | "BCC");
@@ -269,10 +301,20 @@ impl Queue {
         let queue = short(&self.dead_letter)?;
         let publishing = self.publishing.basic_publish(ShortString::from(""), queue, options, body, properties).await?;
         let confirmation = publishing.await?;
-        if confirmation.is_ack() && confirmation.take_message().is_none() {
-            return Ok(());
-        }
-        Err(Error(format!("the broker did not take a message for the queue {}", self.dead_letter)))
+        Ok(confirmation.is_ack() && confirmation.take_message().is_none())
+    }
+}
+
+/// How often a message came back to its queue, where RabbitMQ says so.
+fn returns(properties: &BasicProperties) -> i64 {
+    let count = properties.headers().as_ref().and_then(|headers| headers.inner().get(RETURNS));
+    match count {
+        Some(AMQPValue::LongLongInt(count)) => *count,
+        Some(AMQPValue::LongInt(count)) => (*count).into(),
+        Some(AMQPValue::ShortInt(count)) => (*count).into(),
+        Some(AMQPValue::ShortShortInt(count)) => (*count).into(),
+        Some(AMQPValue::LongUInt(count)) => (*count).into(),
+        _ => 0,
     }
 }
 
@@ -378,6 +420,18 @@ mod tests {
         };
         assert!(refused("ACCESS_REFUSED - queue 'orders' in vhost '/' in exclusive use"));
         assert!(!refused("ACCESS_REFUSED - access to queue 'orders' in vhost '/' refused for user 'gate'"));
+    }
+
+    #[test]
+    fn a_message_says_how_often_it_came_back() {
+        let with = |value| {
+            let mut table = FieldTable::default();
+            table.insert(RETURNS.into(), value);
+            returns(&BasicProperties::default().with_headers(table))
+        };
+        assert_eq!(returns(&BasicProperties::default()), 0);
+        assert_eq!((with(AMQPValue::LongLongInt(19)), with(AMQPValue::LongInt(2))), (19, 2));
+        assert_eq!(with(AMQPValue::LongString("19".into())), 0);
     }
 
     #[test]

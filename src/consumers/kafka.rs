@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use self::progress::{Place, Progress};
 use super::settings::addresses;
-use super::source::{CONSUMER, End, Error, POSITION, REASON, Received, Subscription};
+use super::source::{CONSUMER, End, EndReply, Error, POSITION, REASON, Received, Subscription};
 use super::{Kafka, Settings};
 
 /// How long a broker may take to say what topics it has.
@@ -224,13 +224,18 @@ impl Subscription for Topic {
         }
     }
 
-    async fn end(&mut self, receipt: u64, end: &End) -> Result<(), Error> {
-        let Some(message) = self.unended.remove(&receipt) else { return Ok(()) };
+    async fn end(&mut self, receipt: u64, end: &End) -> Result<EndReply, Error> {
+        let Some(message) = self.unended.remove(&receipt) else { return Ok(EndReply::Taken) };
         match end {
             End::Done => {}
-            End::Dead(reason) => self.bury(&message, reason).await?,
+            End::Dead(reason) => {
+                if let Err(error) = self.bury(&message, reason).await {
+                    self.unended.insert(receipt, message);
+                    return Ok(EndReply::Refused(error));
+                }
+            }
             // It is not committed, nor is what comes after it.
-            End::Returned => return Ok(()),
+            End::Returned => return Ok(EndReply::Taken),
         }
         let ended = self.group().ended(&message.place);
         if let Some(next) = ended {
@@ -240,7 +245,7 @@ impl Subscription for Topic {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(())
+        Ok(EndReply::Taken)
     }
 
     fn patience(&self) -> Duration {

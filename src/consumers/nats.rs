@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::settings::address;
-use super::source::{CONSUMER, End, Error, Memory, POSITION, REASON, Received, Subscription};
+use super::source::{CONSUMER, End, EndReply, Error, Memory, POSITION, REASON, Received, Subscription};
 use super::{Nats, NatsLogin, Settings};
 
 mod unreadable;
@@ -237,25 +237,28 @@ impl Subscription for Pull {
         }
     }
 
-    async fn end(&mut self, receipt: u64, end: &End) -> Result<(), Error> {
-        let Some(message) = self.unacknowledged.messages().remove(&receipt) else { return Ok(()) };
+    async fn end(&mut self, receipt: u64, end: &End) -> Result<EndReply, Error> {
+        let Some(message) = self.unacknowledged.messages().remove(&receipt) else { return Ok(EndReply::Taken) };
         let kind = match end {
             End::Done => AckKind::Ack,
             End::Dead(reason) => {
-                self.bury(&message, reason).await?;
+                if let Err(error) = self.bury(&message, reason).await {
+                    self.unacknowledged.messages().insert(receipt, message);
+                    return Ok(EndReply::Refused(error));
+                }
                 AckKind::Term
             }
             End::Returned => AckKind::Nak(None),
         };
         let sequence = message.info().map_err(failed)?.stream_sequence;
         if !self.looked().contains(sequence) {
-            return message.ack_with(kind).await.map_err(failed);
+            return message.ack_with(kind).await.map(|()| EndReply::Taken).map_err(failed);
         }
         // The gate looks for it again until the server confirms its end: an acknowledgement that is lost with the connection would
         // leave it pending for good.
         message.double_ack_with(kind).await.map_err(failed)?;
         self.looked().ended(sequence);
-        Ok(())
+        Ok(EndReply::Taken)
     }
 
     fn longest_pause(&self) -> Duration {
@@ -370,8 +373,7 @@ impl Pull {
         own.insert(REASON, reason.replace(['\r', '\n'], " "));
         own.insert(CONSUMER, &*self.name);
         if let Some(position) = position(message) {
-            // Two messages with one id are two dead letters, and one that is sent twice is one.
-            own.insert(MESSAGE_ID, &*position);
+            own.insert(MESSAGE_ID, dead_letter_id(&position, &self.name));
             own.insert(POSITION, position);
         }
         let mut all = async_nats::HeaderMap::new();
@@ -393,6 +395,12 @@ impl Pull {
         }
         Ok(())
     }
+}
+
+/// By which the server tells dead letters apart: two messages with one id are two, and so is one message that two consumers give
+/// up. One that is sent twice is one.
+fn dead_letter_id(position: &str, consumer: &str) -> String {
+    format!("{position}/{consumer}")
 }
 
 /// Names a message among all that a stream ever had: a stream that is made again counts from 1 again, but later.
@@ -441,6 +449,13 @@ mod tests {
     fn headers_that_nats_reads_are_known_in_any_case() {
         assert!(["Nats-Expected-Stream", "nats-ttl", "NATS-Msg-Id"].into_iter().all(is_of_nats));
         assert!(!["X-Nats", "Nat", "Idempotency-Key"].into_iter().any(is_of_nats));
+    }
+
+    #[test]
+    fn two_consumers_that_give_up_one_message_have_two_dead_letters() {
+        let ids = ["billing", "shipping"].map(|consumer| dead_letter_id("ORDERS/7/1", consumer));
+        assert_ne!(ids[0], ids[1]);
+        assert_eq!(ids[0], dead_letter_id("ORDERS/7/1", "billing"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Settings;
 use super::outage::Outage;
-use super::source::{End, Error, Memory, Received, Subscription, subscribe};
+use super::source::{End, EndReply, Error, Memory, Received, Subscription, subscribe};
 use crate::gate::{Disposition, Gate, Message, Tries};
 use crate::idempotency::key::Found;
 use crate::telemetry::consumers::{ConsumerMetrics, Ended};
@@ -31,6 +31,9 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How often to look whether an upstream may be asked again that could not be reached.
 const CIRCUIT: Duration = Duration::from_millis(100);
 
+/// How long after a dead letter that the broker did not take to send it again.
+const DEAD_LETTER: Duration = Duration::from_secs(5);
+
 /// How many messages at most to remember the attempts of, beside those that are under way.
 const REMEMBERED: usize = 10_000;
 
@@ -45,14 +48,12 @@ struct Shared<F> {
 }
 
 /// What was tried with a message.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 struct Attempts {
     count: u32,
     since: Instant,
     /// When the next attempt may begin.
     next: Instant,
-    /// Why none follows: the broker has not taken its dead letter yet.
-    exhausted: Option<String>,
 }
 
 /// Takes messages until `stop` turns true, and returns when those in hand have ended. `current` gives the gate that serves.
@@ -134,6 +135,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
         let returning = watch::Sender::new(false);
         let (mut lanes, mut tasks) = (Lanes::default(), JoinSet::new());
         let mut is_stopping = false;
+        let mut refused = Refused { consumer: Arc::clone(&self.shared.settings.name), since: None };
         // Where the connection is lost, the tasks go with it: the broker delivers their messages again. What runs has a claim, and
         // runs on.
         loop {
@@ -147,21 +149,31 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                 () = sleep_until(begun + self.outage.proof(has_ended)), if self.outage.is_on() => self.outage.over(),
                 Some(ended) = tasks.join_next() => {
                     // A panic. The broker delivers again what is not acknowledged.
-                    let Finished { receipt, key, lane, end } = ended.map_err(|_| Error("a message failed".to_owned()))?;
-                    lanes.left(&lane);
+                    let finished = ended.map_err(|_| Error("a message failed".to_owned()))?;
+                    let Finished { receipt, key, lane, end } = &finished;
                     // A broker that is silent must not hold up what it would deliver over another connection.
-                    let told = timeout(self.subscription.patience(), self.subscription.end(receipt, &end)).await;
-                    told.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())))
-                        .inspect_err(|_| self.outage.is_refused(matches!(end, End::Dead(_))))?;
-                    has_ended = true;
-                    if end != End::Returned {
-                        self.shared.attempts().remove(&key);
+                    let reply = timeout(self.subscription.patience(), self.subscription.end(*receipt, end)).await;
+                    let reply =
+                        reply.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())))?;
+                    if let EndReply::Refused(error) = reply {
+                        refused.again(&error);
+                        self.metrics.dead_letter_refused();
+                        tasks.spawn(finished.again(returning.subscribe()));
+                    } else {
+                        has_ended = true;
+                        lanes.left(lane);
+                        if *end != End::Returned {
+                            self.shared.attempts().remove(key);
+                        }
+                        if matches!(end, End::Dead(_)) {
+                            refused.over();
+                        }
+                        self.metrics.ended(match end {
+                            End::Done => Ended::Done,
+                            End::Dead(_) => Ended::Dead,
+                            End::Returned => Ended::Returned,
+                        });
                     }
-                    self.metrics.ended(match end {
-                        End::Done => Ended::Done,
-                        End::Dead(_) => Ended::Dead,
-                        End::Returned => Ended::Returned,
-                    });
                 }
                 received = self.subscription.next(), if !is_stopping => {
                     let work = Work::of(self.shared, received?);
@@ -235,6 +247,40 @@ struct Finished {
     key: Bytes,
     lane: Bytes,
     end: End,
+}
+
+impl Finished {
+    /// The same after a while, in which the broker may have found room for dead letters. At a shutdown the message goes back.
+    async fn again(self, mut returning: watch::Receiver<bool>) -> Self {
+        tokio::select! {
+            biased;
+            () = turned(&mut returning) => Self { end: End::Returned, ..self },
+            () = sleep(DEAD_LETTER) => self,
+        }
+    }
+}
+
+/// Whether the broker takes dead letters, for the log.
+struct Refused {
+    consumer: Arc<str>,
+    since: Option<Instant>,
+}
+
+impl Refused {
+    fn again(&mut self, error: &Error) {
+        if self.since.is_none() {
+            self.since = Some(Instant::now());
+            let consumer = &*self.consumer;
+            tracing::error!(consumer, %error, "a message was given up, and the broker does not take its dead letter; trying again");
+        }
+    }
+
+    fn over(&mut self) {
+        if let Some(since) = self.since.take() {
+            let (consumer, seconds) = (&*self.consumer, since.elapsed().as_secs_f64());
+            tracing::info!(consumer, seconds, "the broker takes dead letters again");
+        }
+    }
 }
 
 /// A message on its way.
@@ -332,12 +378,8 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
                 _ = before => {}
             }
         }
-        // A connection may be lost in a pause between two attempts, or with a dead letter that the broker has not taken. What
-        // was tried is not.
-        let Attempts { mut next, exhausted, .. } = self.attempts_of(&key);
-        if let Some(reason) = exhausted {
-            return End::Dead(reason);
-        }
+        // A connection may be lost in a pause between two attempts. The pause is not.
+        let mut next = self.attempts_of(&key).next;
         loop {
             let turn = async {
                 // A timer takes its time even where nothing is to be waited for.
@@ -364,12 +406,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
             drop(turn);
             next = match disposition {
                 Disposition::Done => return End::Done,
-                Disposition::GiveUp { is_attempt, note } => {
-                    if is_attempt {
-                        self.remember(key, Attempts { exhausted: Some(note.clone()), ..before });
-                    }
-                    return End::Dead(note);
-                }
+                Disposition::GiveUp { note, .. } => return End::Dead(note),
                 Disposition::Wait(pause) => after(pause),
                 Disposition::Again { pause, .. } => {
                     let (count, next) = (before.count.saturating_add(1), after(pause));
@@ -385,9 +422,9 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
     }
 
     fn attempts_of(&self, key: &Bytes) -> Attempts {
-        self.attempts().get(key).cloned().unwrap_or_else(|| {
+        self.attempts().get(key).copied().unwrap_or_else(|| {
             let now = Instant::now();
-            Attempts { count: 0, since: now, next: now, exhausted: None }
+            Attempts { count: 0, since: now, next: now }
         })
     }
 
@@ -395,8 +432,11 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
     fn remember(&self, key: Bytes, tried: Attempts) {
         let mut attempts = self.attempts();
         if attempts.len() >= REMEMBERED && !attempts.contains_key(&key) {
-            // They went to other gates.
-            attempts.clear();
+            // The older ones went to other gates: what is in hand here has been tried since.
+            let mut nexts: Vec<Instant> = attempts.values().map(|attempts| attempts.next).collect();
+            nexts.sort_unstable();
+            let middle = nexts[nexts.len() / 2];
+            attempts.retain(|_, attempts| attempts.next > middle);
         }
         attempts.insert(key, tried);
     }
@@ -410,17 +450,12 @@ mod tests {
 
     use super::*;
     use crate::consumers::{Amqp, RequestLine, Source};
-    use crate::gate::tests::{Nowhere, gate_before, gate_of, route};
+    use crate::gate::tests::gate_of;
     use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
-    use crate::idempotency::policy::Mode;
     use crate::telemetry::metrics::Metrics;
 
     /// A consumer whose gate has no route, and how often it asked for that gate.
     fn shared() -> (Arc<Shared<impl Fn() -> Arc<Gate> + Send + Sync + 'static>>, Arc<AtomicUsize>) {
-        shared_of(gate_of(Vec::new()))
-    }
-
-    fn shared_of(gate: Arc<Gate>) -> (Arc<Shared<impl Fn() -> Arc<Gate> + Send + Sync + 'static>>, Arc<AtomicUsize>) {
         let amqp = Amqp {
             is_encrypted: false,
             host: "localhost".to_owned(),
@@ -439,7 +474,7 @@ mod tests {
             dead_letter: None,
         });
         let asked = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&asked);
+        let (gate, counted) = (gate_of(Vec::new()), Arc::clone(&asked));
         let current = move || {
             counted.fetch_add(1, Ordering::Relaxed);
             Arc::clone(&gate)
@@ -465,7 +500,15 @@ mod tests {
     /// A broker that has messages without keys, and takes their ends or does not.
     struct Fake {
         messages: Vec<Received>,
-        end: Result<(), Error>,
+        /// What it says to each end; to all further ones the last.
+        ends: Vec<Result<EndReply, Error>>,
+        asked: Arc<AtomicUsize>,
+    }
+
+    impl Fake {
+        fn of(messages: Vec<Received>, ends: Vec<Result<EndReply, Error>>) -> Self {
+            Self { messages, ends, asked: Arc::default() }
+        }
     }
 
     #[async_trait::async_trait]
@@ -477,8 +520,9 @@ mod tests {
             }
         }
 
-        async fn end(&mut self, _: u64, _: &End) -> Result<(), Error> {
-            self.end.clone()
+        async fn end(&mut self, _: u64, _: &End) -> Result<EndReply, Error> {
+            let nth = self.asked.fetch_add(1, Ordering::Relaxed);
+            self.ends[nth.min(self.ends.len() - 1)].clone()
         }
 
         async fn pause(&mut self) -> Result<(), Error> {
@@ -502,21 +546,40 @@ mod tests {
         let mut outage = Outage::new("orders".into(), "amqp://localhost".to_owned());
         let mut pauses = Vec::new();
         for _ in 0..6 {
-            let fake = Fake { messages: vec![received(1)], end: Err(refused()) };
+            let fake = Fake::of(vec![received(1)], vec![Err(refused())]);
             let error = consume_for(Duration::from_secs(60), &mut outage, fake).await.expect("it is refused");
             pauses.push(outage.failed(error));
             assert!(outage.is_on(), "it was opened, and that is all");
         }
         assert!(pauses[5] >= Duration::from_secs(4), "{pauses:?}");
-        let idle = || Fake { messages: Vec::new(), end: Ok(()) };
+        let idle = || Fake::of(Vec::new(), vec![Ok(EndReply::Taken)]);
         consume_for(Duration::from_secs(29), &mut outage, idle()).await;
         assert!(outage.is_on());
         consume_for(Duration::from_secs(31), &mut outage, idle()).await;
         assert!(!outage.is_on());
         outage.failed(refused());
-        let fake = Fake { messages: vec![received(1)], end: Ok(()) };
+        let fake = Fake::of(vec![received(1)], vec![Ok(EndReply::Taken)]);
         consume_for(Duration::from_secs(1), &mut outage, fake).await;
         assert!(!outage.is_on(), "a message ended, and more could");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dead_letter_that_is_not_taken_holds_up_no_other_message() {
+        let refused = || Ok(EndReply::Refused(Error("no room".to_owned())));
+        let mut outage = Outage::new("orders".into(), "amqp://localhost".to_owned());
+        // Two messages without keys, of which the first to end is refused twice.
+        let fake = Fake::of(
+            vec![received(1), received(2)],
+            vec![refused(), Ok(EndReply::Taken), refused(), Ok(EndReply::Taken)],
+        );
+        let asked = Arc::clone(&fake.asked);
+        assert!(consume_for(DEAD_LETTER / 2, &mut outage, fake).await.is_none(), "the connection is not given up");
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+        let fake = Fake::of(vec![received(1)], vec![refused(), refused(), Ok(EndReply::Taken)]);
+        let asked = Arc::clone(&fake.asked);
+        assert!(consume_for(DEAD_LETTER * 10, &mut outage, fake).await.is_none());
+        assert_eq!(asked.load(Ordering::Relaxed), 3, "it is tried until it is taken");
+        assert!(!outage.is_on());
     }
 
     #[tokio::test(start_paused = true)]
@@ -544,26 +607,6 @@ mod tests {
         let (end, ()) = tokio::join!(run, stop);
         assert!(asked.load(Ordering::Relaxed) > 0, "the pause is over");
         assert_eq!(end, End::Returned);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_message_that_is_given_up_is_not_tried_again_until_its_dead_letter_is_taken() {
-        let upstream = Arc::new(Nowhere::default());
-        let mut orders = route("orders", Mode::Protect, "host");
-        orders.policy.deliver.attempts = 2;
-        let (shared, _) = shared_of(gate_before(Arc::<Nowhere>::clone(&upstream), vec![orders]));
-        let key = Bytes::from_static(b"m-1");
-        let mut ends = Vec::new();
-        let mut deliver = async || {
-            let (_returning, returned) = watch::channel(false);
-            ends.push(shared.run(&message(), key.clone(), Lanes::default().join(key.clone()), returned).await);
-            upstream.0.load(Ordering::Relaxed)
-        };
-        assert_eq!([deliver().await, deliver().await], [2, 2]);
-        shared.attempts().remove(&key);
-        assert_eq!(deliver().await, 4, "it is taken: a message that is sent anew is tried anew");
-        let [End::Dead(first), End::Dead(second), End::Dead(_)] = &ends[..] else { panic!("{ends:?}") };
-        assert_eq!(first, second);
     }
 
     #[test]

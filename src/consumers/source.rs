@@ -52,6 +52,15 @@ pub(super) enum End {
     Returned,
 }
 
+/// What a broker says to the end of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum EndReply {
+    /// It has it.
+    Taken,
+    /// It does not take the dead letter now. The message is still held, and can be ended again.
+    Refused(Error),
+}
+
 /// What a consumer knows from one connection to the next.
 #[derive(Default)]
 pub(super) struct Memory {
@@ -74,7 +83,7 @@ pub(super) trait Subscription: Send {
     async fn next(&mut self) -> Result<Received, Error>;
 
     /// Ends a message.
-    async fn end(&mut self, receipt: u64, end: &End) -> Result<(), Error>;
+    async fn end(&mut self, receipt: u64, end: &End) -> Result<EndReply, Error>;
 
     /// How long it may take to end a message. A call that takes longer is given up, and the connection with it.
     fn patience(&self) -> Duration {

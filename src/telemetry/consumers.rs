@@ -11,6 +11,7 @@ pub struct ConsumerFamilies {
     pub(super) messages: IntCounterVec,
     pub(super) in_hand: IntGaugeVec,
     pub(super) connected: IntGaugeVec,
+    pub(super) refused: IntCounterVec,
 }
 
 /// The metrics of one consumer.
@@ -19,6 +20,7 @@ pub struct ConsumerMetrics {
     ended: [prometheus::IntCounter; Ended::ALL.len()],
     in_hand: prometheus::IntGauge,
     connected: prometheus::IntGauge,
+    refused: prometheus::IntCounter,
 }
 
 /// How a message ended at this gate.
@@ -61,6 +63,7 @@ impl ConsumerFamilies {
         let messages = "Messages that a consumer ended, by how.";
         let in_hand = "Messages that a consumer has taken and not ended.";
         let connected = "Whether a consumer is connected to its broker.";
+        let refused = "Dead letters that a broker did not take, each time that one was sent.";
         let gauge = |name, help| IntGaugeVec::new(Opts::new(name, help), &["consumer"]);
         Self {
             messages: add(
@@ -69,6 +72,10 @@ impl ConsumerFamilies {
             ),
             in_hand: add(registry, gauge("oncegate_messages_in_hand", in_hand)),
             connected: add(registry, gauge("oncegate_consumer_connected", connected)),
+            refused: add(
+                registry,
+                IntCounterVec::new(Opts::new("oncegate_dead_letters_refused_total", refused), &["consumer"]),
+            ),
         }
     }
 
@@ -77,6 +84,7 @@ impl ConsumerFamilies {
             ended: Ended::ALL.map(|ended| self.messages.with_label_values(&[name, ended.as_str()])),
             in_hand: self.in_hand.with_label_values(&[name]),
             connected: self.connected.with_label_values(&[name]),
+            refused: self.refused.with_label_values(&[name]),
         }
     }
 }
@@ -90,6 +98,11 @@ impl ConsumerMetrics {
     /// So many messages are taken and not ended.
     pub fn in_hand(&self, count: usize) {
         self.in_hand.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// The broker did not take a dead letter.
+    pub fn dead_letter_refused(&self) {
+        self.refused.inc();
     }
 
     /// The consumer is connected, or is not.

@@ -234,6 +234,15 @@ impl RabbitMq {
         self.with(|channel| async move { channel.queue_declare(name, options, arguments).await });
     }
 
+    /// The queue of the dead letters takes them after all.
+    pub fn take_dead_letters(&self) {
+        let name = self.dead_letters();
+        self.with(|channel| async move { channel.queue_delete(name, QueueDeleteOptions::default()).await });
+        let (name, options) =
+            (self.dead_letters(), QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() });
+        self.with(|channel| async move { channel.queue_declare(name, options, FieldTable::default()).await });
+    }
+
     /// A new queue.
     fn on(port: u16, own: Option<Server>, arguments: FieldTable) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
