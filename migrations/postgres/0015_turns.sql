@@ -4,7 +4,8 @@
 
 -- As before, but deliveries are taken by age and by lane in turn, one of each, up to so many and so many bytes. The caller says
 -- which of the two goes first, as the last row said the last time: so both have their half also where each take gives one.
--- A lane whose delivery does not fit keeps its turn.
+-- A lane whose delivery does not fit keeps its turn. Where lanes are in order, a lane waits while another of its first deliveries
+-- is held or pauses: one that was dead may come back before it.
 CREATE FUNCTION oncegate.take_due_v3(
     of_origin bigint, most bigint, most_bytes bigint, hold bigint, is_ordered boolean, before_lane bigint, is_lane_first boolean,
     from_due bigint, from_sequence bigint
@@ -25,7 +26,6 @@ DECLARE
     lowest constant bigint := -9223372036854775808;
     highest constant bigint := 9223372036854775807;
     candidates bigint := CASE WHEN is_ordered THEN 4 * most ELSE most END;
-    depth constant bigint := CASE WHEN is_ordered THEN 1 ELSE 16 END;
     least_due bigint := coalesce(from_due, lowest);
     least_sequence bigint := CASE WHEN is_ordered THEN lowest ELSE coalesce(from_sequence, lowest) END;
     seen bigint;
@@ -62,9 +62,12 @@ BEGIN
             ORDER BY d.due LIMIT candidates
         ), first AS MATERIALIZED (
             SELECT l.lane, (
-                SELECT e.sequence FROM oncegate.delivery e
-                WHERE e.origin = of_origin AND e.lane >= l.lane AND e.lane <= l.lane AND e.dead_until IS NULL
-                ORDER BY e.lane, e.sequence LIMIT 1
+                SELECT CASE WHEN max(greatest(f.due, f.held_until)) <= at THEN min(f.sequence) END
+                FROM (
+                    SELECT e.sequence, e.due, e.held_until FROM oncegate.delivery e
+                    WHERE e.origin = of_origin AND e.lane >= l.lane AND e.lane <= l.lane AND e.dead_until IS NULL
+                    ORDER BY e.lane, e.sequence LIMIT 16
+                ) f
             ) AS sequence
             FROM (SELECT DISTINCT o.lane FROM oldest o) l
         ), judged AS MATERIALIZED (
@@ -109,14 +112,18 @@ BEGIN
             INTO seen, next_lane, found, found_lanes
             FROM (
                 SELECT v.lane, (
-                    SELECT e.id FROM (
-                        SELECT d.id, d.due, d.held_until, d.lane, d.sequence FROM oncegate.delivery d
+                    SELECT CASE
+                        WHEN NOT is_ordered THEN (array_agg(e.id ORDER BY e.sequence) FILTER (WHERE e.is_free))[1]
+                        WHEN bool_and(e.is_due) AND bool_and(e.is_free) THEN (array_agg(e.id ORDER BY e.sequence))[1]
+                    END
+                    FROM (
+                        SELECT d.id, d.sequence, d.due <= at AND d.held_until <= at AS is_due,
+                            d.due <= at AND d.held_until <= at AND d.id <> ALL (oldest_half) AND d.id <> ALL (by_lane) AS is_free
+                        FROM oncegate.delivery d
                         WHERE d.origin = of_origin AND (d.lane, d.sequence) >= (v.lane, v.first) AND d.lane <= v.lane
                             AND d.dead_until IS NULL
-                        ORDER BY d.lane, d.sequence LIMIT depth
+                        ORDER BY d.lane, d.sequence LIMIT 16
                     ) e
-                    WHERE e.due <= at AND e.held_until <= at AND e.id <> ALL (oldest_half) AND e.id <> ALL (by_lane)
-                    ORDER BY e.lane, e.sequence LIMIT 1
                 ) AS id
                 FROM (
                     SELECT l.lane, coalesce((

@@ -92,14 +92,16 @@ struct Defaults {
     filled: PartialPolicy,
     /// What applies to one with a preset of its own: nothing of that of `[defaults]`.
     plain: PartialPolicy,
+    /// Whether there are consumers, whose routes keep to `deliver` without accepting requests.
+    has_consumers: bool,
 }
 
 impl Defaults {
-    fn read(table: &Table<'_>) -> Self {
+    fn read(root: &Table<'_>, table: &Table<'_>) -> Self {
         let (preset, built_in) = (Preset::of(table), PartialPolicy::default());
         // What is wrong is reported once: a problem that is found again is dropped.
         let [filled, plain] = [preset.over(&built_in), built_in].map(|base| policy::read(table, &base));
-        Self { preset, filled, plain }
+        Self { preset, filled, plain, has_consumers: root.get("consumers").is_some() }
     }
 
     /// The preset of a route, and what applies where the route says nothing.
@@ -113,7 +115,7 @@ impl Defaults {
 /// and PATCH, and stands nowhere.
 pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, Vec<Place>) {
     let table = root.table("defaults", policy::SECTION);
-    let defaults = Defaults::read(&table);
+    let defaults = Defaults::read(root, &table);
     let tables = root.tables("routes", SECTION).unwrap_or_default();
     if tables.is_empty() {
         return (only_route(root, &table, defaults, upstreams), Vec::new());
@@ -181,7 +183,8 @@ fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Defaults, upstreams
         let wrong = Wrong::new("there are several upstreams, and no route that names one");
         root.report("routes", wrong.hint("add [[routes]], or name one upstream as default_upstream"));
     }
-    let Defaults { preset, filled, .. } = defaults;
+    let Defaults { preset, filled, has_consumers, .. } = defaults;
+    advice::on_idle_keys(table, "default", &filled.policy, has_consumers);
     check_policy(table, "default", &filled, upstreams.timeout(upstream));
     advise_on_credential([(table, &filled.policy)]);
     let (name, path) = (Some("default".into()), Pattern::parse("/{*rest}").ok());
@@ -198,7 +201,9 @@ fn one(table: &Table<'_>, defaults: &Defaults, upstreams: &Upstreams, printed: &
     let upstream = upstreams::of_route(table, upstreams);
     let (preset, base) = defaults.of_route(table);
     let draft = policy::read(table, &base);
-    check_policy(table, keys.name.as_deref().unwrap_or("?"), &draft, upstreams.timeout(upstream));
+    let name = keys.name.as_deref().unwrap_or("?");
+    advice::on_idle_keys(table, name, &draft.policy, defaults.has_consumers);
+    check_policy(table, name, &draft, upstreams.timeout(upstream));
     // A wrong upstream is reported; the route still takes part in the checks of all routes.
     route(keys, upstream.unwrap_or_default(), preset, draft.policy, upstreams, printed)
 }
@@ -293,7 +298,6 @@ fn path(node: &Node<'_>) -> Result<Pattern, Wrong> {
 /// What only the whole policy shows. `timeout` is the upstream's.
 fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: Option<Duration>) {
     let PartialPolicy { policy, scope_is_explicit } = draft;
-    advice::on_idle_keys(table, route, policy);
     if policy.mode == Mode::Pass {
         return;
     }

@@ -153,6 +153,8 @@ impl ProtectedRequest {
     /// What of it, but its body, is sent to the upstream later.
     fn stored_request(&self) -> AcceptedRequest {
         let peer = self.head.peer();
+        let mut headers = self.head.headers.clone();
+        prefer::remove_respond_async(&mut headers);
         AcceptedRequest {
             method: self.head.method.clone(),
             target: self.head.uri.clone(),
@@ -162,7 +164,7 @@ impl ProtectedRequest {
             peer: peer.ip,
             request: self.head.id,
             key: self.key.clone(),
-            headers: self.head.headers.clone(),
+            headers,
             certificate: peer.certificate.clone().filter(|_| self.policy().scope.has_certificate()),
         }
     }

@@ -5,6 +5,7 @@
 //! to it that the request runs once.
 
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -22,10 +23,10 @@ use super::{Gate, RouteState};
 use crate::idempotency::delivery::{Deliver, Order};
 use crate::idempotency::record::{RecordId, State};
 use crate::route::Route;
-use crate::store::deliveries::{self, Batch, Change, DeliveryState, Held, Take, Taken};
+use crate::store::deliveries::{self, Batch, Change, Delivery, DeliveryState, Held, Take, Taken};
 use crate::store::{Counting, Error, Origin, OriginId};
 
-/// For how long no gate takes a delivery again. An attempt may last longer: a gate that takes it meanwhile finds its claim.
+/// For how long no gate takes a delivery again. It is prolonged while the attempt lasts.
 const HOLD: Duration = Duration::from_secs(10);
 
 /// How often to look for what is due, where nothing says that something is.
@@ -127,6 +128,10 @@ impl Lines {
     /// Begins what is due and may begin; returns how long to wait, unless something happens.
     async fn deliver(&mut self, gate: &Arc<Gate>, route: &Arc<Route>, state: &Arc<RouteState>) -> Duration {
         let policy = &route.policy.deliver;
+        if let Some(rate) = policy.rate {
+            // The rate may have been lower.
+            self.next = self.next.min(Instant::now() + rate.gap());
+        }
         // A route without a due delivery must not keep the trial from others: it is given back, and taken again below.
         let Allowance { count: limit, trial } = self.allow(policy, state);
         let is_trial = trial.is_some();
@@ -243,7 +248,12 @@ impl Gate {
                 // An attempt in flight may yet be released. The claim finds out.
                 Ok(None | Some(Standing::Record(State::InFlight))) => {
                     let age = taken.now.since(taken.delivery.queued_at);
-                    self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age }).await
+                    let trying = self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age });
+                    tokio::select! {
+                        biased;
+                        disposition = trying => disposition,
+                        never = self.prolong(held) => match never {},
+                    }
                 }
                 Ok(Some(Standing::Record(State::Unknown))) => Ok(Disposition::outcome_unknown()),
                 Ok(Some(Standing::Record(State::Completed) | Standing::Delivery)) => Ok(Disposition::Done),
@@ -272,13 +282,33 @@ impl Gate {
         drop(going);
     }
 
+    /// Prolongs a hold again and again. Where that fails, another gate may take the delivery: it finds the claim of the attempt.
+    async fn prolong(&self, mut held: Held) -> Infallible {
+        loop {
+            sleep(HOLD / 2).await;
+            let change = Change::Postpone { delay: HOLD, is_attempt: false, note: None };
+            let prolonged = async {
+                let queue = deliveries::of(&*self.shared.store)?;
+                queue.change(held, change).await?;
+                queue.delivery(held.id).await
+            };
+            match prolonged.await {
+                Ok(Some(Delivery { token, state: DeliveryState::Queued { due }, .. })) if token == held.token => {
+                    held.until = due;
+                }
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%error, record = %held.id, "the store failed to prolong a hold"),
+            }
+        }
+    }
+
     async fn change_delivery(&self, mut held: Held, change: Change) -> Result<(), Error> {
         let queue = deliveries::of(&*self.shared.store)?;
         for _ in 0..3 {
             if queue.change(held, change.clone()).await? {
                 break;
             }
-            // The attempt lasted longer than the hold, and another gate took it: its hold is as good.
+            // The hold was prolonged; or it ended, and another gate has one that is as good.
             match queue.delivery(held.id).await? {
                 Some(delivery) if delivery.token == held.token => match delivery.state {
                     DeliveryState::Queued { due } => held.until = due,
@@ -310,4 +340,60 @@ pub(super) fn unreadable(gate: &Gate, record: RecordId, route: &str) -> Duration
         tracing::error!(%record, route, others, "an accepted request is in a format that this version cannot read");
     }
     UNREADABLE_PAUSE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::tests::{gate_on, route};
+    use crate::idempotency::delivery::DeliveryRate;
+    use crate::idempotency::policy::Mode;
+    use crate::idempotency::record::{Attempt, Timestamp};
+    use crate::store::deliveries::{Lane, NewDelivery};
+    use crate::store::memory::Memory;
+
+    fn route_with(rate: &str) -> Arc<Route> {
+        let mut route = route("orders", Mode::Accept, "host");
+        route.policy.deliver.rate = Some(rate.parse::<DeliveryRate>().unwrap());
+        Arc::new(route)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_lasts_as_long_as_the_attempt() {
+        let began = Instant::now();
+        let store = Memory::with_clock(Arc::new(move || Timestamp(1_000_000).plus(began.elapsed())));
+        let gate = gate_on(store, Vec::new());
+        let queue = gate.shared.store.deliveries().unwrap();
+        let (id, token, origin) = (RecordId([1; 32]), Attempt([1; 16]), OriginId(1));
+        let (head, request, body) = (Bytes::new(), Bytes::new(), Bytes::new());
+        queue.accept(id, NewDelivery { token, origin, lane: Lane(0), head, request, body }).await.unwrap();
+        let take = || queue.take_due(Take { origin, limit: 1, max_bytes: 1, hold: HOLD, is_ordered: false });
+        let taken = take().await.unwrap().taken.remove(0);
+        let attempt = async {
+            for _ in 0..60 {
+                sleep(Duration::from_secs(1)).await;
+                assert!(take().await.unwrap().taken.is_empty(), "{:?}", began.elapsed());
+            }
+        };
+        tokio::select! {
+            biased;
+            () = attempt => {}
+            never = gate.prolong(taken.held()) => match never {},
+        }
+        // The gate of the attempt dies.
+        sleep(HOLD).await;
+        assert_eq!(take().await.unwrap().taken.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_that_is_raised_does_not_wait_out_the_old_one() {
+        let gate = gate_on(Memory::new(), vec![Route::clone(&route_with("1/h"))]);
+        let state = &gate.states["orders"];
+        let mut lines =
+            Lines { running: Arc::default(), next: Instant::now() + Duration::from_secs(3600), taken: None };
+        lines.deliver(&gate, &route_with("1/h"), state).await;
+        assert!(lines.next > Instant::now() + Duration::from_secs(3000));
+        lines.deliver(&gate, &route_with("100/s"), state).await;
+        assert!(lines.next <= Instant::now() + Duration::from_millis(10));
+    }
 }

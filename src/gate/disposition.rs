@@ -75,8 +75,7 @@ impl Gate {
         tokio::spawn(Box::pin(drive(request, Client(client))));
         match reply.await {
             Ok(reply) => {
-                // A question of `reauthorize` has the same problem where the upstream answers it and does not say yes or no.
-                if let Some(is_reached) = is_reached(reply.outcome).filter(|_| route.policy.reauthorize.is_none()) {
+                if let Some(is_reached) = is_reached(&reply) {
                     state.circuit.ended(is_reached);
                 }
                 let tries = Tries { age: tries.age.saturating_add(began.elapsed()), ..tries };
@@ -122,7 +121,8 @@ impl Gate {
         let found = self.shared.store.get(id).await?;
         let Some(Listed { record, now, .. }) = found else { return again(word.to_owned()) };
         // Before an upstream may be asked about an unknown outcome, there is no attempt.
-        if let (Outcome::Problem(Code::OutcomeUnknown), Recovery::Probe(probe)) = (reply.outcome, &policy.recovery)
+        if reply.is_problem()
+            && let (Outcome::Problem(Code::OutcomeUnknown), Recovery::Probe(probe)) = (reply.outcome, &policy.recovery)
             && state_at(&record, now) == State::Unknown
             && let Ok(head) = Head::decode(&record.head)
             && let Some(wait) = probe.due_in(&record, &head.details(), policy.unknown_ttl, now)
@@ -152,8 +152,10 @@ fn is_of_a_record(outcome: Outcome) -> bool {
 }
 
 /// Whether the upstream was reached; nothing where it was not asked, or may not have been.
-fn is_reached(outcome: Outcome) -> Option<bool> {
-    match outcome {
+fn is_reached(reply: &Reply) -> Option<bool> {
+    match reply.outcome {
+        // An answer that is held.
+        Outcome::Problem(Code::OutcomeUnknown) if !reply.is_problem() => Some(true),
         Outcome::Executed | Outcome::Released | Outcome::Unrecorded => Some(true),
         Outcome::Problem(Code::UpstreamBroken | Code::UpstreamTimeout) => Some(true),
         Outcome::Problem(Code::UpstreamUnreachable) => Some(false),
@@ -197,7 +199,11 @@ mod tests {
     use super::*;
     use crate::gate::tests::gate_of;
     use crate::http::body::Body;
-    use crate::idempotency::record::Attempt;
+    use crate::http::problem::Problem;
+    use crate::idempotency::fingerprint::{Fingerprint, Recipe};
+    use crate::idempotency::key::Key;
+    use crate::idempotency::record::{Attempt, RequestId};
+    use crate::idempotency::recovery::{Probe, ProbePath};
     use crate::store::{End, Fresh, OriginId};
 
     #[tokio::test]
@@ -222,6 +228,39 @@ mod tests {
         gate.shared.store.settle(id, fresh.attempt, end).await.unwrap();
         assert_eq!(disposition(true, Outcome::Replayed).await, Disposition::Done);
         assert!(matches!(disposition(true, reused).await, Disposition::GiveUp { is_attempt: false, .. }));
+    }
+
+    /// A proxy before a dead upstream answers 502 again and again, and the upstream says that it knows nothing of the request.
+    #[tokio::test]
+    async fn an_answer_that_is_held_counts_as_an_attempt_and_a_wait_does_not() {
+        let (gate, id) = (gate_of(Vec::new()), RecordId([1; 32]));
+        let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [0; 32] };
+        let key = Key::parse("k", 255).unwrap();
+        let head = Head::new(fingerprint, http::Method::POST, "/", &key).encode();
+        let (attempt, lease) = (Attempt([1; 16]), Duration::from_secs(60));
+        let fresh = Fresh { attempt, origin: OriginId(1), lease, ttl: lease, unknown_ttl: lease, head };
+        gate.shared.store.claim(id, fresh).await.unwrap();
+        gate.shared.store.settle(id, attempt, End::Hold { cause: Bytes::new() }).await.unwrap();
+        let path = ProbePath::parse("/by/{key}").unwrap();
+        let probe = Probe { path, after: Some(Duration::from_secs(20)), every: None, headers: Vec::new() };
+        let policy = Policy { recovery: Recovery::Probe(probe), unknown_ttl: lease, ..Policy::default() };
+        let disposition = async |reply| {
+            let tries = Tries { attempts: 0, age: Duration::ZERO };
+            gate.disposition((id, true), reply, tries, &policy).await.unwrap()
+        };
+        let outcome = Outcome::Problem(Code::OutcomeUnknown);
+        let held = || Reply::new(outcome, Response::new(Body::empty()));
+        assert_eq!(is_reached(&held()), Some(true));
+        assert!(matches!(disposition(held()).await, Disposition::Again { .. }));
+        let too_early = || {
+            Reply::problem(
+                Problem::new(Code::OutcomeUnknown, "it may have run"),
+                None,
+                RequestId(std::num::NonZeroU64::MIN),
+            )
+        };
+        assert_eq!(is_reached(&too_early()), None);
+        assert!(matches!(disposition(too_early()).await, Disposition::Wait(_)));
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Gate {
         // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
         let (mut head, body) = match Head::read(request, peer, &self.context, (id, notes)) {
             Ok(read) => read,
-            Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None, id).last()),
+            Err(refused) => return (Arc::clone(&self.unrouted), self.reply_to_head(*refused, id)),
         };
         // 2. Admit: find the route and the key.
         let admission = Candidate::new(&head).admit(&self.router);

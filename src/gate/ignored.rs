@@ -72,7 +72,21 @@ impl KeyPlaces {
         [&self.header].into_iter().chain(others).any(|rule| rule.find(uri, headers, None) != Ok(Found::Absent))
     }
 
-    /// The same of a head that may be malformed, by the lines of it that can be read.
+    /// Whether a malformed head has a header for a key with a control character in its value.
+    pub(super) fn has_odd_key(&self, head: &[u8]) -> bool {
+        let rules = || [&self.header].into_iter().chain(self.others.iter().map(|(rule, _)| rule));
+        let is_of_key = |name: &[u8]| {
+            let mut sources = rules().flat_map(|rule| &rule.from);
+            sources.any(|source| matches!(source, KeySource::Header(known) if name.eq_ignore_ascii_case(known.as_str().as_bytes())))
+        };
+        let is_odd = |byte: &u8| byte.is_ascii_control() && *byte != b'\t';
+        head_lines(head).skip(1).any(|line| {
+            let end = memchr::memchr(b':', line);
+            end.is_some_and(|end| line[end + 1..].iter().any(is_odd) && is_of_key(line[..end].trim_ascii()))
+        })
+    }
+
+    /// Whether a request carries a key whose head may be malformed, by the lines of it that can be read.
     pub(super) fn may_have_key(&self, head: &[u8]) -> bool {
         let mut lines = head_lines(head);
         let seen = Seen::of_line(lines.next().unwrap_or_default());

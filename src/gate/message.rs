@@ -196,7 +196,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn messages_of_all_routes_go_by_what_one_finds_out_of_their_upstream() {
         let upstream = Arc::new(Nowhere::default());
-        let routes = ["orders", "refunds"].map(|name| route(name, Mode::Protect, "host"));
+        let mut routes = ["orders", "refunds"].map(|name| route(name, Mode::Protect, "host"));
+        routes[0].policy.reauthorize = Some("/whoami".parse().unwrap());
         let gate = gate_before(Arc::<Nowhere>::clone(&upstream), routes.to_vec());
         let message = |name: &str| Message {
             method: Method::POST,

@@ -21,6 +21,7 @@ mod ignored;
 mod inquiry;
 pub mod jwt;
 mod kept;
+mod malformed;
 mod message;
 mod observe;
 mod pass;
@@ -442,14 +443,7 @@ impl Handler for Gate {
             Known::Head(head) => Seen::of_head(&head.method, &head.uri, head.version, &head.headers),
         };
         let report = self.report(id, peer, || None, seen);
-        let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None, id);
-        let has_key = match known {
-            Known::Raw(head) => self.key_places.may_have_key(head),
-            Known::Head(head) => self.key_places.has_key(&head.method, &head.uri, &head.headers),
-        };
-        let reply = if has_key { self.keyed(reply) } else { reply };
-        let is_call = matches!(known, Known::Head(head) if grpc::is_call(&head.method, &head.headers));
-        let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
+        let Reply { outcome, response, .. } = self.reply_to_fault(fault, known, id);
         let (state, now) = (&self.unrouted, Instant::now());
         log(state, id, outcome, &response, now);
         let timer = state.metrics.answered(outcome, response.status(), now);

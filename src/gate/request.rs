@@ -75,6 +75,14 @@ enum Token {
     Verified(Arc<TokenClaims>),
 }
 
+/// A request that no upstream may see.
+pub(super) struct RefusedHead {
+    /// Why.
+    pub(super) problem: Problem,
+    /// Its head.
+    pub(super) parts: Parts,
+}
+
 impl Head {
     /// Parses a request, unless no upstream may see it.
     pub(super) fn read(
@@ -82,7 +90,7 @@ impl Head {
         peer: Peer,
         context: &Arc<ForwardingContext>,
         told: (RequestId, Option<Arc<Notes>>),
-    ) -> Result<(Self, RequestBody), Problem> {
+    ) -> Result<(Self, RequestBody), Box<RefusedHead>> {
         let upgrade = Upgrade::of(&mut request, &context.upgrades);
         let (parts, body) = request.into_parts();
         // What no header of a client passes for, no trailer does either.
@@ -90,7 +98,10 @@ impl Head {
             Some(name) => body.without_trailer(name.clone()),
             None => body,
         };
-        Ok((Self::framed(parts, upgrade, peer, context, told)?, body))
+        match Self::check(&parts, peer.is_secure, context) {
+            Ok(host) => Ok((Self::framed(parts, host, upgrade, peer, context, told), body)),
+            Err(problem) => Err(Box::new(RefusedHead { problem, parts })),
+        }
     }
 
     /// Of a head alone, which no connection has brought.
@@ -101,28 +112,34 @@ impl Head {
         if !has_unambiguous_framing(&parts.headers) {
             return Err(bad("where the request ends is in doubt (RFC 9112, 6)"));
         }
-        Self::framed(parts, None, peer, context, (new_request_id(), None))
+        let host = Self::check(&parts, peer.is_secure, context)?;
+        Ok(Self::framed(parts, host, None, peer, context, (new_request_id(), None)))
+    }
+
+    /// The host of a request that an upstream may see.
+    fn check(parts: &Parts, is_secure: bool, context: &ForwardingContext) -> Result<Option<Host>, Problem> {
+        if context.via.is_loop(&parts.headers) {
+            let detail = "the request came by here before: the gate is its own upstream, or that of another (see Via)";
+            return Err(Problem::new(Code::LoopDetected, detail));
+        }
+        check_target(parts)?;
+        host(parts, is_secure)
     }
 
     /// Of a head whose framing is beyond doubt, as [`crate::http::http1`] sees to.
     fn framed(
         parts: Parts,
+        host: Option<Host>,
         upgrade: Option<Upgrade>,
         peer: Peer,
         context: &Arc<ForwardingContext>,
         (id, notes): (RequestId, Option<Arc<Notes>>),
-    ) -> Result<Self, Problem> {
-        if context.via.is_loop(&parts.headers) {
-            let detail = "the request came by here before: the gate is its own upstream, or that of another (see Via)";
-            return Err(Problem::new(Code::LoopDetected, detail));
-        }
-        check_target(&parts)?;
-        let host = host(&parts, peer.is_secure)?;
+    ) -> Self {
         let client = if peer.may_be_trusted { context.forwarding.client(peer.ip, &parts.headers) } else { peer.ip };
         if let Some(notes) = &notes {
             notes.note(|noted| noted.client = Some(client));
         }
-        Ok(Self {
+        Self {
             method: parts.method,
             uri: parts.uri,
             version: parts.version,
@@ -135,7 +152,7 @@ impl Head {
             id,
             notes,
             token: Token::Unread,
-        })
+        }
     }
 
     /// Of a request that was accepted before.
@@ -147,7 +164,8 @@ impl Head {
         let peer = Peer { may_be_trusted, is_secure, certificate: kept.certificate, ..Peer::new((peer, 0).into()) };
         let (mut parts, ()) = Request::new(()).into_parts();
         (parts.method, parts.uri, parts.version, parts.headers) = (method, target, version, headers);
-        Self::framed(parts, None, peer, context, (request, None))
+        let host = Self::check(&parts, is_secure, context)?;
+        Ok(Self::framed(parts, host, None, peer, context, (request, None)))
     }
 
     /// The same head, of a request that asks for no upgrade.

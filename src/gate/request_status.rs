@@ -152,7 +152,7 @@ impl Gate {
         let Some(_permit) = self.shared.usage.requests.acquire(1) else {
             return Err(Problem::new(Code::Overloaded, TOO_MANY).retry_after(OVERLOADED_RETRY));
         };
-        let (mut head, _) = Head::read(request, peer, &self.context, (id, None))?;
+        let (mut head, _) = Head::read(request, peer, &self.context, (id, None)).map_err(|refused| refused.problem)?;
         let record = record_at(head.uri.path()).ok_or_else(absent)?;
         let found = timeout(self.settings.settle_timeout, self.find_accepted(record)).await;
         let (origin, found) = found.map_err(|_| away())?.map_err(|_| away())?.ok_or_else(absent)?;

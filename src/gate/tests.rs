@@ -28,15 +28,19 @@ pub(crate) fn gate_of(routes: Vec<Route>) -> Arc<Gate> {
 }
 
 pub(crate) fn gate_with(jwt: Option<jwt::Settings>, routes: Vec<Route>) -> Arc<Gate> {
-    gate(jwt, routes, None)
+    gate(jwt, routes, None, Memory::new())
+}
+
+pub(crate) fn gate_on(store: Memory, routes: Vec<Route>) -> Arc<Gate> {
+    gate(None, routes, None, store)
 }
 
 /// A gate before one upstream, which is reached like this.
 pub(crate) fn gate_before(dial: Arc<dyn Dial>, routes: Vec<Route>) -> Arc<Gate> {
-    gate(None, routes, Some(dial))
+    gate(None, routes, Some(dial), Memory::new())
 }
 
-fn gate(jwt: Option<jwt::Settings>, routes: Vec<Route>, dial: Option<Arc<dyn Dial>>) -> Arc<Gate> {
+fn gate(jwt: Option<jwt::Settings>, routes: Vec<Route>, dial: Option<Arc<dyn Dial>>, store: Memory) -> Arc<Gate> {
     let settings = Settings {
         service: "default".into(),
         id_secret: None,
@@ -56,7 +60,7 @@ fn gate(jwt: Option<jwt::Settings>, routes: Vec<Route>, dial: Option<Arc<dyn Dia
     let usage = Usage::new(&Limits::default(), &metrics);
     let upstreams =
         dial.map(|dial| Upstream::through(upstream_settings(), Arc::clone(&usage), dial)).into_iter().collect();
-    Gate::new(settings, router, upstreams, Arc::new(Memory::new()), usage, &metrics)
+    Gate::new(settings, router, upstreams, Arc::new(store), usage, &metrics)
 }
 
 /// Refuses every connection, and counts them.

@@ -33,6 +33,10 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// A header has a control character in its value.
+    pub const CONTROL_CHARACTER: Self =
+        Self::Malformed("a header has a control character in its value (RFC 9110, 5.5)");
+
     /// That an expectation is not understood. HTTP/1.0 has none: there they are ignored (RFC 9110, 10.1.1).
     ///
     /// # Errors

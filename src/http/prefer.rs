@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
@@ -30,6 +30,24 @@ pub fn respond_async(headers: &HeaderMap) -> bool {
         .get_all(PREFER)
         .iter()
         .any(|line| members(line.as_bytes()).any(|member| preference(member).0.eq_ignore_ascii_case(b"respond-async")))
+}
+
+/// Takes `respond-async` out of `Prefer`: it has been applied, and must not be applied again.
+pub fn remove_respond_async(headers: &mut HeaderMap) {
+    if !respond_async(headers) {
+        return;
+    }
+    let is_other = |member: &&[u8]| !preference(member).0.eq_ignore_ascii_case(b"respond-async");
+    let lines: Vec<Vec<u8>> = headers
+        .get_all(PREFER)
+        .iter()
+        .map(|line| members(line.as_bytes()).filter(is_other).collect::<Vec<_>>().join(&b","[..]).trim_ascii().to_vec())
+        .collect();
+    headers.remove(PREFER);
+    for line in lines.iter().filter(|line| !line.is_empty()) {
+        // Members of a sound value make one.
+        headers.extend(HeaderValue::from_bytes(line).ok().map(|line| (PREFER, line)));
+    }
 }
 
 /// The members of a list; a comma in a quoted string parts none.
@@ -167,5 +185,20 @@ mod tests {
         let headers: HeaderMap =
             [(HeaderName::from_static("preference-applied"), HeaderValue::from_static("wait=5"))].into_iter().collect();
         assert_eq!(wait(&headers), None);
+    }
+
+    #[test]
+    fn what_was_applied_is_taken_out_and_the_rest_stays() {
+        for (lines, left) in [
+            (&["respond-async"][..], &[][..]),
+            (&["wait=5, Respond-Async", "handling=lenient"], &["wait=5", "handling=lenient"]),
+            (&["a=\"respond-async, b\", respond-async;x=1 , c"], &["a=\"respond-async, b\", c"]),
+            (&["wait=5 , c"], &["wait=5 , c"]),
+        ] {
+            let mut headers: HeaderMap = lines.iter().map(|line| (PREFER, line.parse().unwrap())).collect();
+            remove_respond_async(&mut headers);
+            let found: Vec<&str> = headers.get_all(PREFER).iter().map(|line| line.to_str().unwrap()).collect();
+            assert_eq!(found, left, "{lines:?}");
+        }
     }
 }

@@ -217,6 +217,11 @@ proptest! {
         let answered = matches!(ending, Ending::Answered(_) | Ending::Called(_));
         let (first, later) = (settle(&policy, ending, &control, None), settle_again(&policy, ending, &control, None));
         prop_assert_eq!(later == Verdict::Release, control.release && answered);
+        // By these an upstream says that the earlier one is in progress.
+        let conflicts = [Ending::Answered(409), Ending::Called(Status::Aborted), Ending::Called(Status::AlreadyExists)];
+        if policy.outcomes == Outcomes::default() && conflicts.contains(&ending) && !control.release && !control.no_store {
+            prop_assert_eq!(later, Verdict::Hold);
+        }
         // What it keeps, a first attempt keeps too.
         prop_assert!(later == first || later == Verdict::Hold);
     }

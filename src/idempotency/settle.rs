@@ -115,8 +115,21 @@ pub fn settle_again(policy: &Policy, ending: Ending, control: &Control, by_body:
     match settle(policy, ending, control, by_body) {
         Verdict::Release if !(control.release && is_answered) => Verdict::Hold,
         Verdict::Complete { .. } if ending == Ending::Answered(409) && !is_settled_by_name => Verdict::Hold,
+        // The statuses of a call that stand for 409 (`google.rpc.Code`).
+        Verdict::Complete { .. } if is_conflict(ending) && !control.no_store && !is_named(policy, ending) => {
+            Verdict::Hold
+        }
         verdict => verdict,
     }
+}
+
+fn is_conflict(ending: Ending) -> bool {
+    matches!(ending, Ending::Called(Status::Aborted | Status::AlreadyExists))
+}
+
+/// Whether `outcomes` names the status of a call.
+fn is_named(policy: &Policy, ending: Ending) -> bool {
+    matches!(ending, Ending::Called(status) if policy.outcomes.grpc.contains_key(&status))
 }
 
 impl Ending {

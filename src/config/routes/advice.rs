@@ -132,13 +132,14 @@ pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
     }
 }
 
-/// Says which keys of a route's own do nothing, because of its `mode`. A key of `[defaults]` may serve other routes.
-pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy) {
+/// Says which keys of a route's own do nothing, because of its `mode`. A key of `[defaults]` may serve other routes. Messages of
+/// consumers keep to `deliver` where a route accepts no requests.
+pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy, has_consumers: bool) {
     let passing = || Policy::KEYS.iter().map(|key| key.name).filter(|name| !PASSING.contains(name)).collect();
     let (idle, why) = match policy.mode {
         Mode::Pass => (passing(), "forwards its requests unprotected"),
         Mode::Observe => (vec!["async", "deliver"], "only observes"),
-        Mode::Protect if !policy.accepts() => {
+        Mode::Protect if !policy.accepts() && !has_consumers => {
             (vec!["deliver"], "accepts no requests; write async = \"allow\", or mode = \"accept\"")
         }
         Mode::Protect => (vec![], ""),

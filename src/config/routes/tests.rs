@@ -44,6 +44,10 @@ fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
     assert_eq!(idle("async = \"allow\"\ndeliver.attempts = 3"), Vec::<String>::new());
     assert_eq!(idle("mode = \"accept\"\nasync = \"allow\""), [line("async", "accepts every request")]);
     assert_eq!(idle("mode = \"accept\"\ndeliver.attempts = 3"), Vec::<String>::new());
+    // Messages keep to it.
+    let consumer =
+        "[[consumers]]\nname = \"c\"\nrequest = \"POST /x\"\nsource = \"nats://127.0.0.1?stream=S&consumer=c\"\n";
+    assert_eq!(idle(&format!("mode = \"protect\"\ndeliver.attempts = 3\n{consumer}")), Vec::<String>::new());
     // What stands in [defaults] may be for other routes.
     let defaults = "[defaults]\nttl = \"7d\"\n[[routes]]\nname = \"r\"\npath = \"/{*rest}\"\nmode = \"pass\"\n";
     assert_eq!(advised(&format!("{APP}{defaults}"), "ttl"), Vec::<String>::new());

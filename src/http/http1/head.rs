@@ -172,7 +172,7 @@ fn field(line: &[u8], is_clear: bool) -> Result<(&[u8], &[u8]), Fault> {
     match rest.split_first() {
         Some((b':', value)) if !name.is_empty() => {
             if !is_clear && !value.iter().all(|byte| is(*byte, VALUE)) {
-                return Err(Fault::Malformed("a header has a control character in its value (RFC 9110, 5.5)"));
+                return Err(Fault::CONTROL_CHARACTER);
             }
             // `http::HeaderName` takes no longer one.
             if name.len() > usize::from(u16::MAX) / 2 {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::{Harness, LONG, attempt, claim, complete, current, fresh, hold, id, origin, settle, short_passes};
 use crate::idempotency::record::{RecordId, State};
 use crate::store::deliveries::{
-    Acceptance, Batch, Change, Deliveries, DeliveryFilter, DeliveryState, Lane, NewDelivery, Take,
+    Acceptance, Batch, Change, Deliveries, DeliveryFilter, DeliveryState, Held, Lane, NewDelivery, Take,
 };
 use crate::store::{End, Expiry, Fresh, IdPrefix, Origin, OriginId};
 
@@ -337,6 +337,48 @@ pub(super) async fn a_record_stays_while_its_delivery_stands(harness: Harness) {
     assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 2);
     assert!(queue.discard(taken[2].delivery.id, taken[2].delivery.token).await.expect("the store works"));
     assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 1);
+}
+
+/// Its lane has another one under way by then, which was accepted later.
+pub(super) async fn what_comes_back_before_one_that_is_under_way_waits_for_it(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    for number in 1..=3 {
+        accept(queue, number, 7).await;
+    }
+    for number in 20..32 {
+        accept(queue, number, i64::from(number)).await;
+    }
+    let park = Change::Park { ttl: LONG, is_attempt: true, note: Bytes::new() };
+    // All that is due fits, or it does not.
+    for limit in [100, 4] {
+        let ordered = Take { is_ordered: true, limit, ..all() };
+        let taken = take(queue, Take { limit: 100, ..ordered }).await.taken;
+        let first = taken.iter().find(|taken| taken.delivery.id == id(1)).expect("it is the first of its lane");
+        assert!(queue.change(first.held(), park.clone()).await.expect("the store works"));
+        let second = take(queue, Take { limit: 100, ..ordered }).await.taken.remove(0);
+        assert_eq!(second.delivery.id, id(2));
+        assert!(queue.requeue(id(1)).await.expect("the store works"));
+        for taken in taken.iter().filter(|taken| taken.delivery.id != id(1)) {
+            let back = Change::Postpone { delay: Duration::ZERO, is_attempt: false, note: None };
+            assert!(queue.change(taken.held(), back).await.expect("the store works"));
+        }
+        let mut seen = Vec::new();
+        for _ in 0..12 {
+            seen.extend(ids(&take(queue, ordered).await));
+        }
+        assert!(seen.len() == 12 && !seen.contains(&id(1)), "{limit}: {seen:?}");
+        let back = Change::Postpone { delay: Duration::ZERO, is_attempt: false, note: None };
+        assert!(queue.change(second.held(), back.clone()).await.expect("the store works"));
+        let next = take(queue, ordered).await.taken;
+        assert_eq!(next.iter().map(|taken| taken.delivery.id).collect::<Vec<_>>(), [id(1)], "{limit}");
+        assert!(queue.change(next[0].held(), back.clone()).await.expect("the store works"));
+        for seen in seen {
+            let found = queue.delivery(seen).await.expect("the store works").expect("it is there");
+            let DeliveryState::Queued { due: until } = found.state else { panic!("{found:?}") };
+            let held = Held { id: seen, token: found.token, until };
+            assert!(queue.change(held, back.clone()).await.expect("the store works"));
+        }
+    }
 }
 
 pub(super) async fn deliveries_are_listed_and_counted(harness: Harness) {

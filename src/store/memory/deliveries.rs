@@ -251,13 +251,21 @@ impl Queue {
     fn choose(&self, take: &Take, now: Timestamp) -> Chosen {
         let queued = || self.kept.values().filter(|kept| kept.origin == take.origin && !kept.delivery.is_dead());
         let mut first: BTreeMap<Lane, Sequence> = BTreeMap::new();
+        // Where lanes are in order, another than the first may be held or pause: one that was dead came back before it.
+        let mut busy: BTreeSet<Lane> = BTreeSet::new();
         for Kept { delivery, .. } in queued() {
             let first = first.entry(delivery.lane).or_insert(delivery.sequence);
             *first = delivery.sequence.min(*first);
+            if delivery.due().is_some_and(|due| due > now) {
+                busy.insert(delivery.lane);
+            }
         }
+        let may_go = |Delivery { lane, sequence, .. }: &Delivery| {
+            !take.is_ordered || first.get(lane) == Some(sequence) && !busy.contains(lane)
+        };
         let mut due: Vec<&Kept> = queued()
             .filter(|Kept { delivery, .. }| delivery.due().is_some_and(|due| due <= now))
-            .filter(|Kept { delivery, .. }| !take.is_ordered || first.get(&delivery.lane) == Some(&delivery.sequence))
+            .filter(|Kept { delivery, .. }| may_go(delivery))
             .collect();
         due.sort_by_key(|kept| (kept.delivery.due(), kept.delivery.sequence));
         let limit = take.limit.max(1);

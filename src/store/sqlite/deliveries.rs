@@ -230,16 +230,10 @@ impl Chosen {
                 Ok((found.get(0)?, found.get(1)?, found.get(2)?))
             })?
             .collect::<rusqlite::Result<_>>()?;
-        let mut first = session.conn.prepare_cached(
-            "SELECT sequence FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
-             ORDER BY sequence LIMIT 1",
-        )?;
         let mut is_more = oldest.len() >= candidates;
         let (mut may_go, mut bytes) = (Vec::with_capacity(oldest.len()), 0);
         for (sequence, lane, size) in oldest {
-            if take.is_ordered
-                && first.query_row(params![take.origin.0, lane], |found| found.get::<_, i64>(0))? != sequence
-            {
+            if take.is_ordered && of_lane(session, take.origin, lane)?.next_in_order(now) != Some(sequence) {
                 continue;
             }
             if may_go.len() == most {
@@ -263,6 +257,32 @@ impl Chosen {
     }
 }
 
+/// The first few deliveries of a lane: their places, and when they are due.
+struct FirstOfLane(Vec<(i64, i64)>);
+
+fn of_lane(session: &Session, origin: OriginId, lane: i64) -> Result<FirstOfLane, Failure> {
+    let mut first = session.conn.prepare_cached(
+        "SELECT sequence, due FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
+         ORDER BY sequence LIMIT ?3",
+    )?;
+    let found = first.query_map(params![origin.0, lane, OF_A_LANE], |found| Ok((found.get(0)?, found.get(1)?)))?;
+    Ok(FirstOfLane(found.collect::<rusqlite::Result<_>>()?))
+}
+
+impl FirstOfLane {
+    fn due(&self, now: Timestamp) -> impl Iterator<Item = i64> {
+        let now = row::time(now);
+        self.0.iter().filter(move |(_, due)| *due <= now).map(|(sequence, _)| *sequence)
+    }
+
+    /// The one that may go where the lane is in order: none while another is held or pauses. One that was dead may have come back
+    /// before it.
+    fn next_in_order(&self, now: Timestamp) -> Option<i64> {
+        let is_free = self.due(now).count() == self.0.len();
+        self.0.first().filter(|_| is_free).map(|(sequence, _)| *sequence)
+    }
+}
+
 /// One of each lane, from the one after `lane` on, but none of those that go by age. Then the last lane that was looked at.
 fn go_round(
     session: &Session,
@@ -274,11 +294,6 @@ fn go_round(
     let mut next_lane = session.conn.prepare_cached(
         "SELECT lane FROM delivery WHERE origin = ?1 AND dead_until IS NULL AND lane > ?2 ORDER BY lane LIMIT 1",
     )?;
-    let mut of_lane = session.conn.prepare_cached(
-        "SELECT sequence, due FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
-         ORDER BY sequence LIMIT ?3",
-    )?;
-    let (due, depth) = (row::time(now), if take.is_ordered { 1 } else { OF_A_LANE });
     let most = take.limit.max(1) - by_age.len();
     let mut by_lane: Vec<(Lane, i64)> = Vec::new();
     let mut lane = lane.map_or(i64::MIN, |Lane(lane)| lane);
@@ -295,13 +310,13 @@ fn go_round(
                 continue;
             }
         }
-        let found: Vec<(i64, i64)> = of_lane
-            .query_map(params![take.origin.0, lane, depth], |found| Ok((found.get(0)?, found.get(1)?)))?
-            .collect::<rusqlite::Result<_>>()?;
+        let found = of_lane(session, take.origin, lane)?;
         let is_chosen = |sequence| by_age.contains(&sequence) || by_lane.iter().any(|(_, chosen)| *chosen == sequence);
-        if let Some((sequence, _)) = found.into_iter().find(|(sequence, at)| *at <= due && !is_chosen(*sequence)) {
-            by_lane.push((Lane(lane), sequence));
-        }
+        let next = match take.is_ordered {
+            true => found.next_in_order(now).filter(|sequence| !is_chosen(*sequence)),
+            false => found.due(now).find(|sequence| !is_chosen(*sequence)),
+        };
+        by_lane.extend(next.map(|sequence| (Lane(lane), sequence)));
     }
     Ok((by_lane, Lane(lane)))
 }
