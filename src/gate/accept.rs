@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::answer::Reply;
 use super::kept::Kept;
-use super::pass::spool_problem;
+use super::pass::{no_room_for_request, spool_problem};
 use super::protected::{ProtectedRequest, RETRY_SOON, digest};
 use super::request::Head;
 use super::second_look::elsewhere_first;
@@ -21,6 +21,7 @@ use crate::http::body::Body;
 use crate::http::prefer;
 use crate::http::problem::{Problem, whole_seconds};
 use crate::http::request_body::Buffered;
+use crate::http::usage::{Account, Usage};
 use crate::idempotency::codec::{self, AcceptedRequest, Details};
 use crate::idempotency::decide::{Decision, difference};
 use crate::idempotency::delivery::{Async, met_by_delivery};
@@ -117,11 +118,16 @@ impl ProtectedRequest {
         if !self.may_claim(&retired) {
             return Err(self.retired());
         }
+        // A body that lies in a file is read back, and the store has a copy for as long as it takes.
+        let party = || self.party();
+        let memory =
+            Account::new(self.head.memory(&self.gate.shared.usage), Some(&party)).acquire_or_half(self.body.len());
+        let memory = memory.ok_or_else(no_room_for_request)?;
         let body = self.body.whole().await.map_err(|error| spool_problem(&self.gate, &error))?;
         let new = self.new_delivery(body)?;
         let store = &self.gate.shared.store;
         // In a task of its own: if the client leaves, what the store does goes on.
-        let accepting = tokio::spawn(accept_surely(Arc::clone(store), self.id, new, retired));
+        let accepting = tokio::spawn(accept_surely(Arc::clone(store), self.id, new, (retired, memory)));
         let accepted = accepting.await.map_err(|_| unkept())?;
         match accepted.map_err(|error| self.not_accepted(&error))? {
             Acceptance::Accepted => {
@@ -291,7 +297,8 @@ impl ProtectedRequest {
         if policy.scope.has_claims() {
             gate.read_claims_again(&mut head);
         }
-        let body = Buffered::of(taken.body.clone());
+        let memory = Account::from(&gate.shared.usage.memory);
+        let body = Usage::count_body_or_half(memory, taken.body.clone()).map(Buffered::of).ok_or(RETRY_SOON)?;
         let recipe = record.fingerprint.recipe.clone();
         let digest = digest(gate, &recipe, &head, &body).await.map_err(|_| RETRY_SOON)?;
         // Whatever the rules are now: its client's retries found it under this id.

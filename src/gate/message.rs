@@ -17,6 +17,7 @@ use super::{Gate, RouteState};
 use crate::http::headers::is_end_to_end;
 use crate::http::request_body::Buffered;
 use crate::http::server::Peer;
+use crate::http::usage::{Account, Usage};
 use crate::idempotency::credential;
 use crate::idempotency::key::{Found, Key, KeySource};
 use crate::route::Route;
@@ -101,7 +102,9 @@ impl Gate {
         if let Found::Key(key) = &message.key {
             show_key(&mut head.headers, &policy.key.from, key);
         }
-        let body = Buffered::of(message.body.clone());
+        let memory = Account::from(&self.shared.usage.memory);
+        let body = Usage::count_body_or_half(memory, message.body.clone()).map(Buffered::of);
+        let body = body.ok_or(Disposition::Wait(RETRY_SOON))?;
         let found = match Candidate::new(&head).protect(route, message.key.clone()) {
             Step::Protect(found) => found,
             Step::Refuse(Refusal { problem, .. }) => return Err(given_up(problem.code, &problem.detail)),
@@ -160,7 +163,10 @@ mod tests {
 
     use super::*;
     use crate::gate::tests::{Nowhere, gate_before, route};
+    use crate::http::limits::Limits;
     use crate::idempotency::policy::Mode;
+    use crate::store::deliveries::Take;
+    use crate::telemetry::outcome::Outcome;
 
     #[tokio::test]
     async fn a_message_has_no_credential() {
@@ -191,6 +197,44 @@ mod tests {
             (head.authority().map(str::to_owned), head.headers.contains_key(HOST))
         });
         assert_eq!(named, [(None, false), (Some("orders.example".to_owned()), true)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_are_accepted_or_delivered_count_as_those_of_clients_do() {
+        let upstream = Arc::new(Nowhere::default());
+        let orders = route("orders", Mode::Accept, "host");
+        let gate = gate_before(Arc::<Nowhere>::clone(&upstream), vec![orders]);
+        let body = Bytes::from(vec![b'x'; 1 << 20]);
+        let (method, target, headers) = (Method::POST, "/orders".parse().unwrap(), HeaderMap::new());
+        let host = Some(HeaderValue::from_static("orders.example"));
+        let message = Message { method, target, host, headers, body, key: Found::Fingerprint };
+        let route = &gate.router.routes()[0];
+        let Ok(request) = gate.message_request(route, &gate.states[&route.name], &message).await else {
+            panic!("there is room")
+        };
+        let all = gate.shared.usage.memory.acquire(Limits::default().max_buffered_memory - (3 << 20) / 2).unwrap();
+        assert_eq!(request.accepted().await.unwrap().outcome, Outcome::Problem(Code::Overloaded));
+        let tries = Tries { attempts: 0, age: Duration::ZERO };
+        assert!(matches!(gate.consume(&message, tries).await, Disposition::Wait(_)));
+        assert_eq!(upstream.0.load(Ordering::Relaxed), 0);
+        drop(all);
+        assert_eq!(request.accepted().await.unwrap().outcome, Outcome::Accepted);
+        let queue = gate.shared.store.deliveries().unwrap();
+        let take = || Take {
+            origin: gate.states["orders"].origin,
+            limit: 1,
+            max_bytes: 1,
+            hold: Duration::ZERO,
+            is_ordered: false,
+        };
+        let taken = queue.take_due(take()).await.unwrap().taken.remove(0);
+        drop(request);
+        // This store has the very bytes, which count on.
+        let of_delivery = async || ProtectedRequest::of_delivery(&gate, route, &gate.states["orders"], &taken).await;
+        let all = gate.shared.usage.memory.acquire(Limits::default().max_buffered_memory - (3 << 19)).unwrap();
+        assert!(of_delivery().await.is_err(), "it waits");
+        drop(all);
+        assert!(of_delivery().await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

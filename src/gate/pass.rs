@@ -344,7 +344,7 @@ pub(super) fn body_problem(gate: &Gate, error: BufferError) -> Problem {
     match error {
         BufferError::TooLarge { limit } => too_large(limit),
         BufferError::Malformed(error) => client_body_problem(&error),
-        BufferError::NoRoom => no_room(),
+        BufferError::NoRoom => no_room_for_request(),
         BufferError::Spool(error) => spool_problem(gate, &error),
     }
 }
@@ -359,10 +359,10 @@ pub(super) fn spool_problem(gate: &Gate, error: &io::Error) -> Problem {
     if let Some(others) = gate.shared.unspooled.due() {
         tracing::error!(%error, others, "the temporary file of a request body failed");
     }
-    no_room()
+    no_room_for_request()
 }
 
-fn no_room() -> Problem {
+pub(super) fn no_room_for_request() -> Problem {
     Problem::new(Code::Overloaded, "there is no room for the request's body; nothing was sent")
         .retry_after(Duration::from_secs(1))
 }

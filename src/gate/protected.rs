@@ -404,8 +404,11 @@ pub(super) fn has_length(answer: &Answer) -> bool {
 /// Why a record cannot be read.
 const UNREADABLE: &str = "a later version of oncegate wrote it, or it is encrypted with a key that this gate lacks";
 
+/// The digest of a larger body is not made between other requests.
+const LARGE: usize = 1 << 20;
+
 /// A replay that is held as long as its client takes to read it finds no room.
-fn no_room() -> Problem {
+pub(super) fn no_room() -> Problem {
     Problem::new(Code::Overloaded, "there is no room for the recorded answer now; nothing was sent")
         .retry_after(RETRY_SOON)
 }
@@ -436,7 +439,7 @@ pub(super) async fn read_back<'a>(
 /// The digest of a request by a recipe.
 pub(super) async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buffered) -> io::Result<[u8; 32]> {
     let Head { method, uri, headers, .. } = head;
-    if let Some(bytes) = body.in_memory() {
+    if let Some(bytes) = body.in_memory().filter(|bytes| bytes.len() <= LARGE) {
         return Ok(recipe.digest(Subject { method, uri, headers, body: fingerprint::Body::Whole(bytes) }));
     }
     if let Some(sha256) = body.spooled_digest()
@@ -447,7 +450,7 @@ pub(super) async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buf
     let _permit = large_body(gate, body).await;
     let whole = body.whole().await?;
     let (recipe, method, uri, headers) = (recipe.clone(), method.clone(), uri.clone(), headers.clone());
-    // Large JSON takes its time, which is not to be the other requests'.
+    // Large JSON takes its time, which is not to be the other requests'. What is delivered is in memory, however large.
     let digesting = tokio::task::spawn_blocking(move || {
         recipe.digest(Subject { method: &method, uri: &uri, headers: &headers, body: fingerprint::Body::Whole(&whole) })
     });

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::answer::{CrossOrigin, Reply, takes_get_only};
 use super::preflight::Preflight;
+use super::protected::no_room;
 use super::request::Head;
 use super::{Gate, OVERLOADED_RETRY, TOO_MANY};
 use crate::http::answer;
@@ -17,6 +18,7 @@ use crate::http::body::Body;
 use crate::http::problem::{Problem, whole_seconds};
 use crate::http::request_body::RequestBody;
 use crate::http::server::Peer;
+use crate::http::usage::{Account, Usage};
 use crate::idempotency::codec::{self, Answer};
 use crate::idempotency::record::{Record, RecordId, RequestId, State, Timestamp};
 use crate::idempotency::recovery::Recovery;
@@ -243,7 +245,14 @@ impl Gate {
             problem.original_status = Some(answer.status.as_u16());
             return Err(problem);
         }
-        let response = answer::response(answer, &head.method, head.version);
+        let mut answer = answer.clone();
+        if let Some(content) = &mut answer.content {
+            let party = || head.party(None);
+            let memory = Account::new(head.memory(&self.shared.usage), Some(&party));
+            let body = Usage::count_body(memory, std::mem::take(&mut content.body));
+            content.body = body.ok_or_else(no_room)?;
+        }
+        let response = answer::response(&answer, &head.method, head.version);
         let reply = self.keyed(Reply::new(Outcome::Replayed, response));
         Ok(reply.with_expiry(&self.settings.headers, until))
     }

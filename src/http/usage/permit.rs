@@ -111,7 +111,24 @@ impl Budget {
     }
 }
 
+impl Account<'_> {
+    /// The same as [`Account::acquire`], but no more than half of the budget: what was accepted under a larger budget can still
+    /// be delivered, if not much else is held at the time.
+    #[must_use]
+    pub fn acquire_or_half(self, amount: u64) -> Option<Permit> {
+        let half = self.budget.max.load(Ordering::Relaxed) / 2;
+        self.acquire(amount.min(half))
+    }
+}
+
 impl Usage {
+    /// The same as [`Usage::count_body`], by [`Account::acquire_or_half`].
+    #[must_use]
+    pub fn count_body_or_half(memory: Account<'_>, body: Bytes) -> Option<Bytes> {
+        let permit = memory.acquire_or_half(body.len() as u64)?;
+        Some(counted(body, permit))
+    }
+
     /// Counts the bytes of a body against `memory` until their last reference is dropped. Returns `None` where the
     /// budget has no room. Small bodies are not counted: the number of requests bounds them.
     #[must_use]

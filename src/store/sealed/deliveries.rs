@@ -36,7 +36,7 @@ impl Deliveries for Sealed {
     }
 
     async fn take_due(&self, take: Take) -> Result<Batch, Error> {
-        let batch = deliveries::of(&*self.store)?.take_due(take.clone()).await?;
+        let batch = deliveries::of(&*self.store)?.take_due(take).await?;
         let taken = batch.taken.into_iter().map(|Taken { delivery, now, request, body }| {
             // All parts were sealed at once. Where the store says that the request comes from does not count: who could write
             // there could say anything.
