@@ -100,7 +100,7 @@ pub(super) async fn other_rules_are_taken_where_that_is_accepted(harness: Harnes
 }
 
 pub(super) async fn other_rules_are_refused_while_accepted_requests_wait(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, []);
     for number in 1..=3 {
         let (token, body) = (attempt(number), Bytes::from_static(b"body"));

@@ -1,4 +1,4 @@
-//! Accepted requests: see [`Deliveries`]. A store that keeps none passes.
+//! Accepted requests: see [`Deliveries`]. A store whose harness says that it keeps none passes.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -48,7 +48,7 @@ fn ids(batch: &Batch) -> Vec<RecordId> {
 }
 
 pub(super) async fn a_request_is_kept_once(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     accept(queue, 1, 7).await;
     // The same call again, and another request.
     accept(queue, 1, 7).await;
@@ -66,7 +66,7 @@ pub(super) async fn a_request_is_kept_once(harness: Harness) {
 
 /// What is carried out together does not mix.
 pub(super) async fn many_are_kept_and_removed_at_once(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     claim(&harness, id(50), fresh(50)).await;
     accept(queue, 60, 0).await;
     let kept =
@@ -94,7 +94,7 @@ pub(super) async fn many_are_kept_and_removed_at_once(harness: Harness) {
 }
 
 pub(super) async fn a_record_comes_first(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     claim(&harness, id(1), fresh(1)).await;
     for state in [State::InFlight, State::Completed] {
         match queue.accept(id(1), new(2, 0)).await {
@@ -118,7 +118,7 @@ pub(super) async fn a_record_comes_first(harness: Harness) {
 }
 
 pub(super) async fn what_is_taken_is_held(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     accept(queue, 2, 0).await;
     assert_eq!(ids(&take(queue, all()).await), [id(2)]);
     assert!(take(queue, all()).await.taken.is_empty());
@@ -140,7 +140,7 @@ pub(super) async fn what_is_taken_is_held(harness: Harness) {
 }
 
 pub(super) async fn a_lane_is_taken_in_order(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     for (number, lane) in [(5, 1), (3, 1), (4, 2), (1, 1)] {
         accept(queue, number, lane).await;
     }
@@ -160,7 +160,7 @@ pub(super) async fn a_lane_is_taken_in_order(harness: Harness) {
 }
 
 pub(super) async fn each_lane_has_its_turn(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     for number in 0..20 {
         accept(queue, number, 1).await;
     }
@@ -181,7 +181,7 @@ pub(super) async fn each_lane_has_its_turn(harness: Harness) {
 
 /// Where a take gives one delivery, or few, because that is all that was asked for or all that has room.
 pub(super) async fn each_lane_has_its_turn_where_few_are_taken(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     let others = 30..35;
     for (limit, max_bytes) in [(1, usize::MAX >> 1), (4, 1), (4, 10), (64, 1), (64, 10)] {
         for number in 0..20 {
@@ -219,7 +219,7 @@ pub(super) async fn each_lane_has_its_turn_where_few_are_taken(harness: Harness)
 
 /// Its place in the order of acceptance is before all of the others, and it is due after them.
 pub(super) async fn what_is_queued_again_has_its_turn_beside_a_long_lane(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     let again = 1..4;
     for number in again.clone() {
         accept(queue, number, 1).await;
@@ -247,7 +247,7 @@ pub(super) async fn what_is_queued_again_has_its_turn_beside_a_long_lane(harness
 }
 
 pub(super) async fn one_lane_fills_a_batch(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     for number in 0..30 {
         accept(queue, number, 7).await;
     }
@@ -258,7 +258,7 @@ pub(super) async fn one_lane_fills_a_batch(harness: Harness) {
 }
 
 pub(super) async fn a_batch_has_its_limits(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     for number in 1..=6 {
         accept(queue, number, i64::from(number)).await;
     }
@@ -273,7 +273,7 @@ pub(super) async fn a_batch_has_its_limits(harness: Harness) {
 }
 
 pub(super) async fn a_route_is_paused(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     accept(queue, 1, 0).await;
     assert!(queue.pause(charge().id(), true).await.expect("the store works"));
     assert!(!queue.pause(charge().id(), true).await.expect("the store works"));
@@ -285,7 +285,7 @@ pub(super) async fn a_route_is_paused(harness: Harness) {
 }
 
 pub(super) async fn what_is_dead_waits_for_an_operator(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     for number in 1..=3 {
         accept(queue, number, 0).await;
     }
@@ -312,7 +312,7 @@ pub(super) async fn what_is_dead_waits_for_an_operator(harness: Harness) {
 /// A gate that died after the attempt and before it removed the delivery leaves both. Whoever takes the delivery, however late,
 /// must find that the request has run.
 pub(super) async fn a_record_stays_while_its_delivery_stands(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     for number in 1..=4 {
         if number <= 3 {
             accept(queue, number, 0).await;
@@ -382,7 +382,7 @@ pub(super) async fn what_comes_back_before_one_that_is_under_way_waits_for_it(ha
 }
 
 pub(super) async fn deliveries_are_listed_and_counted(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     harness.store.adopt(vec![charge()], Vec::new(), false).await.expect("the store works");
     for number in [3, 1, 2] {
         accept(queue, number, 0).await;

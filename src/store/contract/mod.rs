@@ -23,6 +23,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
+use super::deliveries::Deliveries;
 use super::{Claim, End, Expiry, Fresh, Listed, Origin, OriginId, Settled, Store};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -34,6 +35,7 @@ pub struct Harness {
     records: Vec<Box<dyn Any + Send>>,
     is_shared: bool,
     is_above_seal: bool,
+    keeps_no_deliveries: bool,
 }
 
 impl Harness {
@@ -66,6 +68,13 @@ impl Harness {
         self
     }
 
+    /// It keeps no accepted requests.
+    #[must_use]
+    pub fn without_deliveries(mut self) -> Self {
+        self.keeps_no_deliveries = true;
+        self
+    }
+
     /// A store whose clock is stepped by `advance`, which may take a while.
     pub fn stepped_slowly(
         store: impl Store,
@@ -77,6 +86,7 @@ impl Harness {
             records: Vec::new(),
             is_shared: false,
             is_above_seal: false,
+            keeps_no_deliveries: false,
         }
     }
 
@@ -85,6 +95,17 @@ impl Harness {
     pub fn keeping(mut self, thing: impl Any + Send) -> Self {
         self.records.push(Box::new(thing));
         self
+    }
+
+    /// Its accepted requests. None only where the harness says so: no check passes because a store forgot to give them.
+    fn queue(&self) -> Option<&dyn Deliveries> {
+        let queue = self.store.deliveries();
+        assert_eq!(
+            queue.is_none(),
+            self.keeps_no_deliveries,
+            "a store keeps accepted requests, or says that it does not"
+        );
+        queue
     }
 
     async fn advance(&self, duration: Duration) {

@@ -98,7 +98,7 @@ pub(super) async fn beginnings_come_in_the_order_of_ids(harness: Harness) {
 }
 
 pub(super) async fn values_of_deliveries_are_replaced_where_the_note_is_the_same(harness: Harness) {
-    let (Some(resealing), Some(queue)) = (resealing(&harness), harness.store.deliveries()) else { return };
+    let (Some(resealing), Some(queue)) = (resealing(&harness), harness.queue()) else { return };
     let bytes = |text: &'static str| Bytes::from_static(text.as_bytes());
     let (token, origin) = (attempt(1), origin("r").id());
     let (head, request, body) = (bytes("head"), bytes("request"), bytes("body"));

@@ -82,7 +82,7 @@ async fn harness(server: &Arc<servers::Redis>) -> Harness {
         let response = clock.run(&format!("INCRBY clock {}", time.as_millis())).unwrap();
         assert!(response.starts_with(':'), "{response}");
     };
-    Harness::stepped(store, step).shared()
+    Harness::stepped(store, step).shared().without_deliveries()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

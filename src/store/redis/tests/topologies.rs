@@ -42,7 +42,7 @@ async fn cluster_harness(cluster: &Arc<Cluster>) -> Harness {
     let clocks = Clocks::of(cluster);
     clocks.step(1_700_000_000_000);
     let store = Redis::with_clock(&settings_of(Topology::Cluster, cluster.nodes()), STOPPED_APART).await.unwrap();
-    Harness::stepped(store, move |time| clocks.step(time.as_millis())).shared()
+    Harness::stepped(store, move |time| clocks.step(time.as_millis())).shared().without_deliveries()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
