@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Client, Reply, Request, Signal, Upstream};
+use crate::support::{Client, Gate, Reply, Request, Signal, Upstream};
 
 #[test]
 fn bytes_arrive_as_scripted() {
@@ -50,4 +50,22 @@ fn a_connection_is_kept_alive_and_a_held_answer_waits() {
     signal.open();
     assert_eq!(client.response().text(), "second");
     assert_eq!(upstream.connections(), 1);
+}
+
+#[test]
+fn a_metric_that_does_not_exist_is_not_at_zero() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"replayed\""]), 0.0);
+    assert_eq!(gate.metric("oncegate_store_duration_seconds_count", &["op=\"claim\""]), 0.0);
+    let wrong: [(&str, &[&str]); 4] = [
+        ("oncegate_request_total", &[]),
+        ("oncegate_requests_total", &["outcomes=\"replayed\""]),
+        ("oncegate_requests_total_count", &[]),
+        ("requests_total", &[]),
+    ];
+    for (name, labels) in wrong {
+        let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate.metric(name, labels)));
+        assert!(asked.is_err(), "{name} {labels:?} is {asked:?}");
+    }
 }

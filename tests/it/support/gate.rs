@@ -52,6 +52,21 @@ struct Place {
     _store: Option<store::Own>,
 }
 
+/// Holds that there is a metric with this name and these labels. The page has every one: `cli::catalogues` sees to that.
+#[track_caller]
+fn expect_metric(name: &str, labels: &[&str]) {
+    const PAGE: &str = include_str!("../../../docs/observe/metrics.md");
+    let facts = |name: &str| Some(PAGE.split_once(&format!("\n### `{name}`\n\n"))?.1.lines().next()?.to_owned());
+    let of_histogram = || {
+        let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end))?;
+        facts(base).filter(|facts| facts.starts_with("*histogram"))
+    };
+    let facts = facts(name).or_else(of_histogram).unwrap_or_else(|| panic!("there is no metric {name}"));
+    for (label, _) in labels.iter().filter_map(|label| label.split_once('=')) {
+        assert!(facts.contains(&format!("`{label}`")), "{name} has no label {label}: {facts}");
+    }
+}
+
 /// A running gate. Killed when dropped.
 pub struct Gate {
     pub plan: Plan,
@@ -185,9 +200,11 @@ impl Gate {
         eventually(&format!("a record that is {state}"), || (self.states(key) == [state]).then_some(()));
     }
 
-    /// The sum of the samples of a metric whose labels contain all of these `name="value"`.
+    /// The sum of the samples of a metric whose labels contain all of these `name="value"`. One without samples is at zero,
+    /// so names that no metric has are refused.
     #[track_caller]
     pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        expect_metric(name, labels);
         let text = self.admin("GET", "/metrics", None).text();
         let samples = text.lines().filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;
