@@ -316,7 +316,7 @@ fn keys_that_cannot_be_fetched() {
     let large = format!("{{\"keys\":[{}],\"x\":\"{}\"}}", own.jwk(), "x".repeat(1 << 20));
     let signal = Signal::new();
     let held = signal.clone();
-    // Until the fifth answer, none is of use.
+    // Before the fourth answer, none is of use.
     let (issuer, asked) = issuer(move |nth| match nth {
         1 => Reply::raw("HTTP/1.1 302 Found\r\nLocation: /keys?all=1\r\nContent-Length: 0\r\n\r\n"),
         2 => Reply::ok(&large),
@@ -340,7 +340,7 @@ fn keys_that_cannot_be_fetched() {
     eventually("the gate is ready", || (gate.admin("GET", "/readyz", None).status == 200).then_some(()));
     request.send(&gate).expect(200, "executed");
     assert_eq!(asked.load(Ordering::SeqCst), 4);
-    // The last keys stay in force.
+    // They are not asked for again so soon, whatever becomes of the issuer.
     drop(issuer);
     charge("k-2", &Signer::new("x").token(r#""sub":"ann""#))
         .send(&gate)

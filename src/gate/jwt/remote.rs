@@ -243,9 +243,7 @@ mod tests {
         let new = |url, former: &RemoteKeys| RemoteKeys::new(url, Some(former), &usage);
         let rs256 = RemoteKeys::new(url("/keys", &[Algorithm::RS256]), None, &usage);
         assert!(rs256.current().0.is_none());
-        let x = "A".repeat(43);
-        let text = format!(r#"{{"keys":[{{"kty":"EC","kid":"a","crv":"P-256","x":"{x}","y":"{x}"}}]}}"#);
-        let all = KeySet::of_fetched(text.as_bytes()).unwrap();
+        let all = KeySet::of_fetched(set("a").as_bytes()).unwrap();
         rs256.keys.store(Some(Arc::new(Fetched::new(all, &rs256.url.algorithms, 7))));
         assert!(rs256.current().0.unwrap().is_empty());
 
@@ -255,6 +253,123 @@ mod tests {
         assert!(any.current().0.is_some());
         assert!(new(url("/keys", &[Algorithm::RS256]), &any).current().0.is_none(), "none that can verify a token");
         assert!(new(url("/others", &[]), &any).current().0.is_none());
+    }
+
+    /// What is logged.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Lines {
+        /// What was logged since this was last asked.
+        fn take(&self) -> String {
+            String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
+        }
+    }
+
+    /// The keys of a server that gives these answers, one on each connection, and then takes no more.
+    fn served(answers: &[(&str, &str)]) -> RemoteKeys {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let answers: Vec<String> = answers
+            .iter()
+            .map(|(status, body)| {
+                let length = body.len();
+                format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
+            })
+            .collect();
+        std::thread::spawn(move || {
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let (mut head, mut some) = (Vec::new(), [0; 1024]);
+                while !head.ends_with(b"\r\n\r\n") {
+                    let read = std::io::Read::read(&mut stream, &mut some).unwrap();
+                    assert!(read > 0, "no request");
+                    head.extend_from_slice(&some[..read]);
+                }
+                std::io::Write::write_all(&mut stream, answer.as_bytes()).unwrap();
+            }
+        });
+        let mut url = JwksUrl::clone(&url("/keys", &[]));
+        url.host.places = vec![Place::Tcp { host: "127.0.0.1".to_owned(), port }];
+        RemoteKeys::new(Arc::new(url), None, &Usage::new(&Limits::default(), &Metrics::new()))
+    }
+
+    /// A set of a key of this name.
+    fn set(kid: &str) -> String {
+        let x = "A".repeat(43);
+        format!(r#"{{"keys":[{{"kty":"EC","kid":"{kid}","crv":"P-256","x":"{x}","y":"{x}"}}]}}"#)
+    }
+
+    /// Lets this time pass at once. It runs again before anything waits for a socket.
+    async fn passes(time: Duration) {
+        tokio::time::pause();
+        tokio::time::advance(time).await;
+        tokio::time::resume();
+    }
+
+    /// After keys were fetched, each fetch that fails leaves them, and says so.
+    #[tokio::test]
+    async fn keys_stay_in_force_while_they_cannot_be_fetched_and_go_when_they_are_withdrawn() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        let (first, second) = (set("a"), set("b"));
+        let remote = served(&[
+            ("200 OK", &first),
+            ("500 Oops", ""),
+            ("200 OK", "no set of keys"),
+            ("200 OK", &second),
+            ("200 OK", r#"{"keys":[]}"#),
+            ("500 Oops", ""),
+            ("200 OK", &first),
+        ]);
+        let names =
+            |kid: &str| remote.current().0.is_some_and(|keys| keys.fitting(Some(kid), Algorithm::ES256).count() == 1);
+        let next = async || {
+            let early = lines.take();
+            assert!(early.is_empty(), "{early}");
+            remote.fetch_if_due(Why::Unknown).await;
+            assert!(lines.take().is_empty(), "they were asked for just now");
+            passes(SHORTEST_INTERVAL + Duration::from_secs(1)).await;
+            remote.fetch_if_due(Why::Unknown).await;
+            lines.take()
+        };
+        remote.refresh().await;
+        assert!(names("a"));
+        assert!(lines.take().contains("were fetched"));
+
+        for reason in ["it answered 500", "JSON"] {
+            let said = next().await;
+            assert!(said.contains("WARN") && said.contains("the former ones stay in force"), "{said}");
+            assert!(said.contains(reason), "{said}");
+            assert_eq!((names("a"), remote.current().1), (true, 1));
+        }
+        let said = next().await;
+        assert!(said.contains("were fetched") && names("b") && !names("a"), "{said}");
+
+        let said = next().await;
+        assert!(said.contains("ERROR") && said.contains("were withdrawn"), "{said}");
+        assert!(remote.current().0.is_some_and(|keys| keys.is_empty()), "requests get 401, and not 503");
+        // That they are gone stays in force too.
+        let said = next().await;
+        assert!(said.contains("the former ones stay in force"), "{said}");
+        assert!(remote.current().0.is_some_and(|keys| keys.is_empty()));
+        next().await;
+        assert_eq!((names("a"), remote.current().1), (true, 4));
+        // There is no server any more.
+        let said = next().await;
+        assert!(said.contains("the former ones stay in force") && names("a"), "{said}");
     }
 
     #[tokio::test]
