@@ -44,8 +44,18 @@ fn a_client_that_resets_its_connection_is_no_different() {
     assert_eq!(upstream.runs(), 1);
 }
 
+/// A client that has nothing yet, where answers are given whole, and one that has a part, where they are streamed.
 #[test]
 fn a_client_that_leaves_in_the_middle_of_the_answer() {
+    leaves_in_the_middle("buffer", |_| {});
+    leaves_in_the_middle("stream", |client| {
+        let head = client.head();
+        assert!(head.start.starts_with(b"HTTP/1.1 200"));
+        assert!(!client.wire.some().expect("a part").is_empty());
+    });
+}
+
+fn leaves_in_the_middle(mode: &str, read: impl Fn(&mut Client)) {
     let signal = Signal::new();
     let held = signal.clone();
     let body = "y".repeat(300_000);
@@ -54,12 +64,14 @@ fn a_client_that_leaves_in_the_middle_of_the_answer() {
         let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", answer.len());
         Reply::raw(head).then(&answer.as_bytes()[..100_000]).pause_until(&held).then(&answer.as_bytes()[100_000..])
     });
-    let gate = Gate::before(&upstream).start();
+    let gate = Gate::before(&upstream).defaults(&format!("body = \"{mode}\"")).start();
     let request = Request::post("/orders").key("k-1").body("{}");
     let mut client = Client::connect(gate.address);
     client.send(request.bytes());
     upstream.wait_for_runs(1);
+    read(&mut client);
     drop(client);
+    assert_eq!(gate.states("k-1"), ["in-flight"], "{mode}");
     signal.open();
     gate.wait_for_state("k-1", "completed");
     let retry = request.send_after_attempt(&gate);
@@ -68,11 +80,15 @@ fn a_client_that_leaves_in_the_middle_of_the_answer() {
     assert_eq!(upstream.runs(), 1);
 }
 
-/// Clients that leave at any moment, from before the request is sent to after the answer.
+/// Clients that have sent their request and leave at any moment: from before it is at the upstream, over the parts of the
+/// answer, which they do not read, to its end.
 #[test]
 fn clients_that_leave_at_any_moment_cost_at_most_one_run() {
-    let upstream = Upstream::start(|_| Reply::ok("x").delay(Duration::from_millis(20)));
-    let gate = Gate::before(&upstream).start();
+    const PAUSE: Duration = Duration::from_millis(20);
+    let upstream = Upstream::start(|_| {
+        Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nx").delay(PAUSE).pause(PAUSE).then("y")
+    });
+    let gate = Gate::before(&upstream).defaults("body = \"stream\"").start();
     for (nth, wait) in (0..30).map(|nth| (nth, Duration::from_millis(nth * 2))) {
         let key = format!("key-{nth}");
         let request = Request::post("/orders").key(&key).body("{}");
@@ -82,7 +98,7 @@ fn clients_that_leave_at_any_moment_cost_at_most_one_run() {
         drop(client);
         let retry = request.send_after_attempt(&gate);
         assert!(["executed", "replayed"].contains(&retry.word().as_str()), "{}", retry.show());
-        assert_eq!(upstream.runs_of(&key), 1, "left after {wait:?}");
+        assert_eq!((upstream.runs_of(&key), &*retry.text()), (1, "xy"), "left after {wait:?}");
     }
 }
 
