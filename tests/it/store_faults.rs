@@ -53,8 +53,7 @@ fn a_real_full_disk() {
         .output()
         .is_ok_and(|output| output.status.success());
     if !mounted {
-        eprintln!("skipped: no right to mount a file system here");
-        return;
+        return crate::servers::skipped("right to mount a file system");
     }
     let _unmount = Unmount(mount.clone());
     let plan =

@@ -138,8 +138,8 @@ pub fn find(program: &str, others: &[PathBuf]) -> Option<PathBuf> {
 /// Says that a test is skipped for want of a program. Fails instead where `CI` is set.
 #[track_caller]
 pub fn skipped(program: &str) {
-    assert!(std::env::var_os("CI").is_none(), "{program} is not installed");
-    eprintln!("skipped: {program} is not installed");
+    assert!(std::env::var_os("CI").is_none(), "there is no {program} here");
+    eprintln!("skipped: there is no {program} here");
 }
 
 /// A free port of a loopback address of its own, so that no other socket is given it while its server is down.
