@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{
-    consuming, consuming_from, expect_each_once, is_connected, order, runs, wait_for, wait_for_connection,
+    consuming, consuming_from, ended, expect_each_once, is_connected, order, runs, wait_for, wait_for_connection,
     wait_for_the_end,
 };
 use crate::servers::Database;
@@ -115,11 +115,15 @@ fn gates_run_one_after_the_other_what_a_quorum_queue_has_for_a_single_active_con
     let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(20)));
     let (ids, start) = (ids(), || start(&upstream, &broker, &database));
     let messages = messages(&ids);
-    let (first, second) = (start(), start());
+    // The one that came first has the messages.
+    let first = start();
     wait_for_connection(&first);
+    let second = start();
     wait_for_connection(&second);
     broker.publish(&messages);
     upstream.wait_for_runs(5);
+    wait_for(&first, "done", 1);
+    assert_eq!(ended(&second, "done"), 0.0, "both have messages");
     first.kill9();
     eventually("the last ran", || runs(&upstream).contains_key(&ids[ids.len() - 1]).then_some(()));
     wait_for_the_end(&second, &broker);
