@@ -213,9 +213,10 @@ fn a_gate_that_is_killed_loses_nothing_and_runs_nothing_twice() {
     if is_refused_here() {
         return;
     }
-    let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(5)));
-    let mut plan = accepting(&upstream, "lease = \"1s\"\n");
-    let mut accepted = Vec::new();
+    // Slow enough that requests wait when the gate is killed.
+    let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(20)));
+    let mut plan = accepting(&upstream, "lease = \"1s\"\ndeliver = { concurrency = 2 }\n");
+    let (mut accepted, mut queued, mut completed) = (Vec::new(), 0, 0);
     for round in 0..6 {
         let gate = plan.start();
         for nth in 0..20 {
@@ -224,7 +225,9 @@ fn a_gate_that_is_killed_loses_nothing_and_runs_nothing_twice() {
         }
         std::thread::sleep(Duration::from_millis(7 * round));
         plan = gate.kill9();
+        queued += accepted.len() - upstream.runs();
     }
+    assert!(queued > 0, "nothing was left to be lost");
     let gate = plan.start();
     let deadline = Instant::now() + Duration::from_secs(60);
     for (key, location) in &accepted {
@@ -233,12 +236,15 @@ fn a_gate_that_is_killed_loses_nothing_and_runs_nothing_twice() {
             if state == "completed" || state == "unknown" {
                 assert!(upstream.runs_of(key) <= 1, "{key} ran twice");
                 assert!(state == "unknown" || upstream.runs_of(key) == 1, "{key} is completed and did not run");
+                completed += usize::from(state == "completed");
                 break;
             }
             assert!(Instant::now() < deadline, "{key} is {state}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+    // No more than two were under way at each kill.
+    assert!(completed >= accepted.len() - 2 * 6, "{completed} of {} are completed", accepted.len());
 }
 
 /// What is in flight at the end of a drain goes on after the next start.
@@ -443,14 +449,15 @@ fn a_request_that_came_in_time_is_delivered_however_late() {
         return;
     }
     let upstream = Upstream::start(|_| Reply::raw(JSON));
-    let time = "request_time = { from = \"header:x-time\", max_age = \"2s\", skew = \"1s\" }";
+    let time = "request_time = { from = \"header:x-time\", max_age = \"8s\", skew = \"1s\" }";
     let gate = accepting(&upstream, time).start();
     let pause = json!({"route": route_of(&gate), "reason": "look"});
     assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause))), 204);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let post = || Request::post("/charges").key("k-1").header("X-Time", now.to_string()).body("{}");
     let location = expect_accepted(&post().send(&gate));
-    std::thread::sleep(Duration::from_secs(3));
+    let too_late = std::time::UNIX_EPOCH + Duration::from_secs(now + 9);
+    std::thread::sleep(too_late.duration_since(std::time::SystemTime::now()).unwrap_or_default());
     assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&pause))), 204);
     wait_for(&gate, &location, "completed");
     Request::post("/charges")
