@@ -397,7 +397,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
 
         #[test]
         fn exactly_those_that_tie_on_some_request_overlap(one in any_route(), other in any_route()) {

@@ -264,7 +264,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 2048, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig::with_cases(8 * ProptestConfig::default().cases))]
 
         /// With one clock at the gates, whatever time the client says, and whenever its tries come.
         #[test]

@@ -283,7 +283,7 @@ fn any_path() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(4_000 * ProptestConfig::default().cases / 256))]
 
     #[test]
     fn every_reading_of_a_path_has_its_policy(

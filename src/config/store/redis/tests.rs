@@ -230,7 +230,7 @@ fn what_could_be_a_password_is_not_taken_for_a_user() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
 
     /// Whatever a password that is not encoded makes of a URL, nothing of it is shown, whether it is taken or refused.
     #[test]
