@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::wait::PATIENCE;
 use crate::support::wire::Framing;
-use crate::support::{Gate, Plan, Reply, Request, Response, Signal, Upstream, eventually};
+use crate::support::{Client, Gate, Plan, Reply, Request, Response, Signal, Upstream, eventually};
 
 /// Holds that the first answer is this problem, that a retry is told that nobody knows, and that the upstream ran once.
 #[track_caller]
@@ -186,10 +186,13 @@ fn a_pooled_connection_that_closes_at_the_moment_of_sending_never_runs_twice() {
         }
     });
     let gate = Gate::before(&upstream).start();
+    // Each of the gate's threads has connections of its own: one connection of a client is at one of them.
+    let mut client = Client::connect(gate.address);
     let mut broken = 0;
     for nth in 0..10 {
         let key = format!("key-{nth}");
-        let response = gate.post("/charges", &key, "{}");
+        client.send(Request::post("/charges").key(&key).body("{}").bytes());
+        let response = client.response();
         match response.status {
             200 => _ = response.expect(200, "executed"),
             _ => {
@@ -240,16 +243,22 @@ fn pooled_connections_that_close_while_idle_never_run_anything_twice() {
 fn a_connection_is_used_again_at_once_and_not_after_a_second() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let gate = Gate::before(&upstream).start();
+    // Each of the gate's threads has connections of its own: one connection of a client is at one of them.
+    let mut client = Client::connect(gate.address);
+    let mut post = |key: &str| {
+        client.send(Request::post("/charges").key(key).body("{}").bytes());
+        client.response().expect(200, "executed");
+    };
     // It is back in the pool shortly after the answer.
     let reused = (0..20).any(|nth| {
         let before = upstream.connections();
-        gate.post("/charges", &format!("warm-{nth}"), "{}");
+        post(&format!("warm-{nth}"));
         upstream.connections() == before
     });
     assert!(reused, "no connection was used twice");
     let before = upstream.connections();
     std::thread::sleep(Duration::from_millis(1_100));
-    gate.post("/charges", "late", "{}").expect(200, "executed");
+    post("late");
     assert_eq!(upstream.connections(), before + 1, "a connection that was idle for over a second was used");
 }
 
