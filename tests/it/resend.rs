@@ -121,11 +121,11 @@ fn an_upstream_that_is_gone_leaves_the_outcome_unknown() {
     gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
 }
 
-/// Meanwhile its retries are retries of an attempt that runs, also at another gate.
+/// Before an attempt is resent, its retries are retries of an attempt that runs.
 #[test]
 fn retries_meet_an_attempt_in_flight() {
     let upstream = breaking(1);
-    let slow = "recovery = { resend = { attempts = 2, backoff = \"2s\" } }\n";
+    let slow = "recovery = { resend = { attempts = 2, backoff = \"6s\" } }\n";
     let gate = Gate::before(&upstream).defaults(slow).start();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));

@@ -155,7 +155,7 @@ fn command_of_refusal(plan: &Plan, name: &str) -> String {
     format!("rm -f {command}")
 }
 
-/// Damages a file of a running gate. It ends within a second, and acknowledges nothing that the next start has not.
+/// Damages a file of a running gate. It ends within [`NOTICED_WITHIN`], and acknowledges nothing that the next start has not.
 #[track_caller]
 fn noticed(name: &str, harm: impl Fn(&Path), then: Then) {
     let upstream = numbered();
