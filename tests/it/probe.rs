@@ -256,7 +256,7 @@ fn anything_else_tells_nothing() {
 #[test]
 fn nothing_is_asked_too_early_or_about_another_request() {
     let upstream = forgetful(|_| Reply::ok("x"));
-    let gate = gate_before(&upstream, "recovery = { probe = \"/by-key/{key}\", after = \"2s\" }\n");
+    let gate = gate_before(&upstream, "recovery = { probe = \"/by-key/{key}\", after = \"6s\" }\n");
     lost(&gate, "k-1");
     gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
     gate.post("/charges", "k-1", "{\"other\":1}").expect_problem(422, "key-reused");

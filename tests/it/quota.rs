@@ -153,10 +153,11 @@ fn gates_count_together_where_there_is_a_redis() {
         (0..20).filter(is_granted).count()
     };
     if is_shared {
-        // An answer that takes longer than three milliseconds leaves a gate with its own count.
-        let counted: Vec<usize> = ["a", "b", "c", "d", "e"].map(granted).into();
-        assert!(counted.iter().all(|granted| (4..=8).contains(granted)), "{counted:?}");
-        assert!(counted.iter().any(|granted| *granted < 8), "{counted:?}");
+        // Where Redis takes longer than three milliseconds, a gate goes by its own count: a busy machine gets several tries.
+        let counted = (0..60).map(|nth| granted(&format!("caller-{nth}"))).inspect(|granted| {
+            assert!((4..=8).contains(granted), "{granted}");
+        });
+        assert!(counted.into_iter().any(|granted| granted < 8), "each gate counts for itself");
     } else {
         assert_eq!(granted("a"), 8);
     }

@@ -209,7 +209,8 @@ fn a_collector_that_hangs_delays_no_request_and_hardly_the_end() {
     for number in 1..50 {
         gate.post("/charges", &format!("k-{number}"), "{}").expect(200, "executed");
     }
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    // Far less than any of them would take that waited for the collector.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     let ending = Instant::now();
     gate.stop();
     assert!(ending.elapsed() < Duration::from_secs(8), "{:?}", ending.elapsed());

@@ -223,7 +223,7 @@ fn those_who_wait_hear_that_nothing_was_sent() {
     let address = full.local_addr().unwrap().as_socket().unwrap();
     let _queued = std::net::TcpStream::connect(address).unwrap();
     let gate =
-        Gate::before_url(&format!("http://{address}")).upstream("connect_timeout = \"5s\"").defaults(WAIT).start();
+        Gate::before_url(&format!("http://{address}")).upstream("connect_timeout = \"10s\"").defaults(WAIT).start();
     let first = send(&charge(), &gate);
     gate.wait_for_state("k-1", "in-flight");
     let waiters: Vec<_> = (0..3).map(|_| send(&charge(), &gate)).collect();

@@ -94,7 +94,7 @@ fn requests_that_wait() {
 fn connections_to_the_upstream() {
     let signal = Signal::new();
     let upstream = held_for_the_loud(&signal);
-    let plan = behind_a_proxy(&upstream, "").upstream("max_connections = 16, connect_timeout = \"1500ms\"");
+    let plan = behind_a_proxy(&upstream, "").upstream("max_connections = 16, connect_timeout = \"10s\"");
     let gate = plan.start();
     let held: Vec<Client> = (0..14).map(|nth| begin(&gate, &loud(nth))).collect();
     upstream.wait_for_runs(14);
