@@ -130,6 +130,29 @@ fn each_deed_is_read_back_and_no_secret_with_it() {
     assert_eq!(entries(&gate, &format!("record={removed}")).len(), 3);
 }
 
+#[test]
+fn entries_expire_as_admin_audit_ttl_says() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = with_a_token(&Gate::before(&upstream));
+    let token = format!("tokens = [{{ name = \"ops\", role = \"operator\", file = {:?} }}]", plan.path("ops"));
+    let purged = |gate: &Gate, key: &str| {
+        post(gate, key).expect(200, "executed");
+        let target = format!("/api/v1/records/{}?reason={key}", id_of(gate, key));
+        assert_eq!(ask(gate, "DELETE", &target, None).status, 204);
+    };
+    let reasons = |gate: &Gate| -> Vec<String> {
+        entries(gate, "action=purge").iter().map(|entry| entry["reason"].as_str().unwrap_or_default().into()).collect()
+    };
+    // Unless it says something else, they are kept for long.
+    let gate = plan.start();
+    purged(&gate, "kept");
+    gate.stop();
+    let gate = plan.clone().admin(&format!("{token}\naudit_ttl = \"5s\"")).start();
+    purged(&gate, "soon-gone");
+    assert_eq!(reasons(&gate), ["soon-gone", "kept"]);
+    eventually("the entry expires", || (reasons(&gate) == ["kept"]).then_some(()));
+}
+
 /// An entry is durable before its change is.
 #[test]
 fn nothing_that_was_acknowledged_before_a_crash_lacks_an_entry() {

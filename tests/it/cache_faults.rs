@@ -76,6 +76,28 @@ fn sleep(random: &mut fastrand::Rng, millis: std::ops::Range<u64>) {
 }
 
 #[test]
+fn the_password_of_a_cache_comes_from_a_file() {
+    let Some(database) = migrated() else { return };
+    let Some(redis) = Redis::with(&[("requirepass", "s3cret")]) else { return };
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let plan = Gate::before(&upstream).store_url(&database.url).cache(&format!("redis://{}", redis.address()), SECRET);
+    let file = plan.path("cache-password");
+    std::fs::write(&file, "s3cret\n").unwrap();
+    let plan = plan.store(&format!("cache_password_file = {file:?}"));
+    let gates = [plan.start(), plan.start()];
+    let mut nth = 0;
+    // It is there a moment after the answer.
+    eventually("one has from the cache what the other put there", || {
+        nth += 1;
+        let key = format!("k-{nth}");
+        gates[0].post("/charges", &key, "{}").expect(200, "executed");
+        gates[1].post("/charges", &key, "{}").expect(200, "replayed");
+        (results(&gates[1..], "hit") > 0).then_some(())
+    });
+    assert_eq!(upstream.runs(), nth);
+}
+
+#[test]
 fn a_cache_that_is_emptied_under_load() {
     let Some(redis) = cache() else { return };
     spoiled_under_load(&redis, "10m", &["hit", "miss"], |random| {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{Gate, Reply, Upstream, eventually};
+use crate::support::{Gate, Plan, Reply, Upstream, eventually};
 
 /// The lines that say what the gate does, as JSON.
 fn summaries(gate: &Gate) -> Vec<Value> {
@@ -34,10 +34,30 @@ fn where_logs_are_json_one_line_says_what_the_gate_does() {
 }
 
 #[test]
+fn a_start_names_routes_that_keep_records_longer_than_max_ttl() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream).defaults("ttl = \"2h\"\nunknown_ttl = \"3h\"");
+    let start = |max_ttl: &str| plan.clone().store(&format!("max_ttl = \"{max_ttl}\"")).start();
+    let said = |gate: &Gate, span: &str, most: &str| {
+        gate.log().contains(&format!("the route `all` keeps records for {span}, and store.max_ttl is {most}"))
+    };
+    let gate = start("90m");
+    assert!(said(&gate, "2h", "90m") && said(&gate, "3h", "90m"), "{}", gate.log());
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    let gate = start("150m");
+    assert!(said(&gate, "3h", "150m") && !said(&gate, "2h", "150m"), "{}", gate.log());
+    gate.stop();
+    let gate = start("3h");
+    assert!(!gate.log().contains("store.max_ttl is"), "{}", gate.log());
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+}
+
+#[test]
 fn a_reload_says_it_again_where_it_changed() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let gate = Gate::before(&upstream).start();
-    let reloaded = |plan: &crate::support::Plan, times: usize| {
+    let reloaded = |plan: &Plan, times: usize| {
         plan.config();
         gate.sighup();
         eventually("the reload", || (gate.log().matches("\"configuration reloaded\"").count() == times).then_some(()));
