@@ -341,7 +341,7 @@ pub(super) async fn a_record_stays_while_its_delivery_stands(harness: Harness) {
 
 /// Its lane has another one under way by then, which was accepted later.
 pub(super) async fn what_comes_back_before_one_that_is_under_way_waits_for_it(harness: Harness) {
-    let Some(queue) = harness.store.deliveries() else { return };
+    let Some(queue) = harness.queue() else { return };
     for number in 1..=3 {
         accept(queue, number, 7).await;
     }
