@@ -130,7 +130,7 @@ struct ChangeArgs {
     #[arg(long)]
     yes: bool,
     /// Why; goes to the audit log and to the log of `oncegate serve`
-    #[arg(long, value_name = "TEXT", value_parser = parse_reason, required_unless_present = "dry_run")]
+    #[arg(long, value_name = "TEXT", value_parser = parse_reason, required_unless_present_any = ["record", "dry_run"])]
     reason: Option<String>,
 }
 
@@ -147,8 +147,7 @@ struct PurgeArgs {
     override_usage = changing::RETRY_USAGE,
     mut_arg("record", |arg| arg.help("The accepted request's id, or at least its first 8 digits. Or else, a filter")),
     mut_arg("state", |arg| arg.hide(true).value_parser(parse_no_state)),
-    mut_arg("all", |arg| arg.help("All that were given up")),
-    mut_arg("reason", |arg| arg.required_unless_present("record"))
+    mut_arg("all", |arg| arg.help("All that were given up"))
 )]
 struct RetryArgs {
     #[command(flatten)]

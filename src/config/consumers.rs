@@ -41,7 +41,7 @@ keys! {
         request: Option<RequestLine> = None => request().optional(), Required("\"POST /internal/orders\"");
         /// Where a message has its key: the first place that yields a value. "property:NAME" (of RabbitMQ: message-id,
         /// correlation-id, type, app-id, exchange, routing-key; of NATS: message-id, position, subject; of Kafka: key, position,
-        /// topic, partition), "header:NAME", "json:/pointer", "cloudevent", "template:..." or "fingerprint" (two equal messages
+        /// topic, partition; one that only another broker has is passed over), "header:NAME", "json:/pointer", "cloudevent", "template:..." or "fingerprint" (two equal messages
         /// are one). A message without a key is a dead letter. If omitted, message-id of RabbitMQ; message-id, or else
         /// position, of NATS; position of Kafka.
         key: Option<Vec<String>> = None
@@ -129,14 +129,21 @@ fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
     }
     let (source, shown) = source?;
     let default_key = || source.default_key().iter().copied().map(str::to_owned).collect();
-    let mut places = Vec::new();
+    let (mut places, mut wrong) = (Vec::new(), Vec::new());
     for text in keys.key.get_or_insert_with(default_key) {
         match MessageKeySource::parse(text, source.properties()) {
             Ok(place) => places.push(place),
-            Err(what) => {
-                let hint = format!("write [\"{}\"], for instance", source.default_key()[0]);
-                table.report("key", Wrong::new(what).hint(hint));
-            }
+            Err(what) => wrong.push((&*text, what)),
+        }
+    }
+    for (text, what) in wrong {
+        // One list serves consumers of several brokers.
+        let is_of_another = text.strip_prefix("property:").is_some_and(Source::is_property);
+        if is_of_another && !places.is_empty() {
+            table.advise("key", format!("{what}; the next place counts"));
+        } else {
+            let hint = format!("write [\"{}\"], for instance", source.default_key()[0]);
+            table.report("key", Wrong::new(what).hint(hint));
         }
     }
     if let (Source::Nats(_), Some(subject)) = (&source, &keys.dead_letter)
@@ -195,4 +202,29 @@ fn check_route(table: &Table<'_>, router: &Router, request: &RequestLine) {
         Err(_) => Wrong::new("the path of this request can be read in two ways").hint("write it as its route has it"),
     };
     table.report("request", wrong);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::super::load_text;
+
+    #[test]
+    fn a_place_that_only_another_broker_has_is_passed_over() {
+        let of = |key: &str| {
+            let text = format!(
+                "[upstreams]\napp = \"http://127.0.0.1:3000\"\n[[consumers]]\nname = \"c\"\nrequest = \"POST /x\"\n\
+                 source = \"nats://127.0.0.1?stream=S&consumer=c\"\nkey = {key}\n"
+            );
+            load_text(PathBuf::from("gate.toml"), &text)
+        };
+        let loaded = of("[\"property:routing-key\", \"property:position\"]").expect("one is left");
+        let advised: Vec<_> = loaded.advice.iter().filter(|advice| advice.key.ends_with("key")).collect();
+        assert!(advised.len() == 1 && advised[0].message.contains("`routing-key` is not a property"), "{advised:?}");
+        let key = loaded.consumers[0].key.0.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(key, ["property:position"]);
+        assert!(of("[\"property:routing-key\"]").is_err(), "none is left");
+        assert!(of("[\"property:x\", \"property:position\"]").is_err(), "no broker has it");
+    }
 }

@@ -140,6 +140,12 @@ impl Source {
         }
     }
 
+    /// Whether messages of some broker have this as `property:NAME`.
+    #[must_use]
+    pub fn is_property(name: &str) -> bool {
+        [&Amqp::PROPERTIES[..], &Kafka::PROPERTIES, &Nats::PROPERTIES].concat().contains(&name)
+    }
+
     /// Where a message has its key if the configuration does not say so.
     #[must_use]
     pub fn default_key(&self) -> &'static [&'static str] {

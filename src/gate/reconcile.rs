@@ -1,10 +1,12 @@
 //! Asks upstreams about unknown outcomes whose clients do not come back, as `recovery = { probe = ..., every = ... }` says.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::inquiry::Question;
@@ -22,6 +24,15 @@ const TICK: Duration = Duration::from_millis(500);
 /// How many records to read at a time.
 const CHUNK: usize = 100;
 
+/// The rounds of a route.
+struct Rounds {
+    /// When the last one began.
+    began: Instant,
+    /// Where the next one begins: behind this record.
+    from: Option<RecordId>,
+    is_running: bool,
+}
+
 /// The end of a round, before its last record.
 enum Stopped {
     /// The upstream gave no answer about this record. The next round begins behind it.
@@ -30,41 +41,53 @@ enum Stopped {
     Store(Error),
 }
 
-/// Asks for as long as it is polled. `current` is the gate that serves.
-pub async fn ask_about_unknown(current: impl Fn() -> Arc<Gate> + Send + 'static) {
+/// Asks for as long as it is polled. `current` is the gate that serves. A round of one route holds up no other.
+pub async fn ask_about_unknown(current: impl Fn() -> Arc<Gate> + Clone + Send + Sync + 'static) {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // When each route's last round began, and where the next one does.
-    let mut last: HashMap<Arc<str>, (Instant, Option<RecordId>)> = HashMap::new();
+    let (mut of_routes, mut tasks): (HashMap<Arc<str>, Rounds>, _) = (HashMap::new(), JoinSet::new());
     loop {
         tick.tick().await;
+        while let Some(ended) = tasks.try_join_next() {
+            let (name, next) = ended.unwrap_or_else(|error: JoinError| resume_unwind(error.into_panic()));
+            if let Some(rounds) = of_routes.get_mut(&name) {
+                (rounds.from, rounds.is_running) = (next, false);
+            }
+        }
         let gate = current();
         let routes = gate.router.routes();
-        last.retain(|name, _| routes.iter().any(|route| route.name == *name));
+        of_routes.retain(|name, rounds| rounds.is_running || routes.iter().any(|route| route.name == *name));
         for route in routes.iter().filter(|route| route.policy.mode.protects()) {
             let Recovery::Probe(probe) = &route.policy.recovery else { continue };
             let Some(every) = probe.every else { continue };
-            let (began, from) = last.entry(Arc::clone(&route.name)).or_insert_with(|| (Instant::now(), None));
-            if began.elapsed() < every {
+            let now = Instant::now();
+            let rounds = of_routes.entry(Arc::clone(&route.name));
+            let rounds = rounds.or_insert_with(|| Rounds { began: now, from: None, is_running: false });
+            if rounds.is_running || rounds.began.elapsed() < every {
                 continue;
             }
-            *began = Instant::now();
-            *from = match gate.ask_about_all(route, probe, *from).await {
-                Ok(()) => None,
-                Err(Stopped::Silent(record)) => Some(record),
-                Err(Stopped::Store(error)) => {
-                    let route = &*route.name;
-                    tracing::debug!(%error, route, "the store failed while unknown outcomes were looked for");
-                    None
-                }
-            };
+            (rounds.began, rounds.is_running) = (now, true);
+            let (gate, route, probe, from) = (Arc::clone(&gate), Arc::clone(route), probe.clone(), rounds.from);
+            let current = current.clone();
+            tasks.spawn(async move {
+                let serves = || Arc::ptr_eq(&gate, &current());
+                let next = gate.ask_about_all(&route, &probe, from, serves).await;
+                (Arc::clone(&route.name), next)
+            });
         }
     }
 }
 
 impl Gate {
-    /// Asks the upstream of a route about each of its unknown outcomes, in the order of their ids from behind one on.
-    async fn ask_about_all(&self, route: &Arc<Route>, probe: &Probe, from: Option<RecordId>) -> Result<(), Stopped> {
+    /// Asks the upstream of a route about each of its unknown outcomes, in the order of their ids from behind one on, for as long
+    /// as this gate `serves`. Returns where the next round begins.
+    async fn ask_about_all(
+        &self,
+        route: &Arc<Route>,
+        probe: &Probe,
+        from: Option<RecordId>,
+        serves: impl Fn() -> bool,
+    ) -> Option<RecordId> {
         let filter = Filter {
             service: Some(Arc::clone(&self.settings.service)),
             route: Some(route.name.to_string()),
@@ -72,14 +95,29 @@ impl Gate {
             ..Filter::default()
         };
         let mut after = from;
-        loop {
-            let chunk = self.shared.store.scan(filter.clone(), after, CHUNK).await.map_err(Stopped::Store)?;
-            for found in chunk.records {
-                self.ask_about(route, probe, found).await?;
+        let round = async {
+            loop {
+                let chunk = self.shared.store.scan(filter.clone(), after, CHUNK).await.map_err(Stopped::Store)?;
+                for found in chunk.records {
+                    // Another configuration may ask elsewhere, and go by other answers.
+                    if !serves() {
+                        return Ok(());
+                    }
+                    self.ask_about(route, probe, found).await?;
+                }
+                match chunk.next {
+                    Some(next) => after = Some(next),
+                    None => return Ok(()),
+                }
             }
-            match chunk.next {
-                Some(next) => after = Some(next),
-                None => return Ok(()),
+        };
+        match round.await {
+            Ok(()) => None,
+            Err(Stopped::Silent(record)) => Some(record),
+            Err(Stopped::Store(error)) => {
+                let route = &*route.name;
+                tracing::debug!(%error, route, "the store failed while unknown outcomes were looked for");
+                None
             }
         }
     }

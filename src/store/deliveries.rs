@@ -373,6 +373,12 @@ pub fn of(store: &dyn Store) -> Result<&dyn Deliveries, Error> {
     store.deliveries().ok_or_else(|| Error::determinate(ErrorKind::Other, "this store keeps no deliveries"))
 }
 
+/// Logs that a delivery cannot be read: others are taken all the same.
+pub(super) fn passed_over(id: Option<RecordId>, error: &dyn std::fmt::Display) {
+    let record = id.map(tracing::field::display);
+    tracing::error!(record, %error, "an accepted request cannot be read, and is passed over: its row in the store is damaged");
+}
+
 /// Removes the delivery whose attempt claimed a record. A delivery that was accepted after the claim belongs to a later request
 /// with the same key, and stays.
 ///

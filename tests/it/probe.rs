@@ -392,3 +392,36 @@ fn records_whose_clients_never_come_back_are_found_out_too() {
     let shown = Value::from(gate.records("state=unknown")).to_string();
     assert!(!shown.contains("\"closed\""), "{shown}");
 }
+
+#[test]
+fn a_route_whose_upstream_is_slow_holds_up_no_other_and_a_reload_ends_its_round() {
+    let asked = |upstream: &Upstream, path: &str| {
+        upstream.seen().iter().filter(|request| request.start_line().starts_with(&format!("GET {path}"))).count()
+    };
+    let upstream = Upstream::start(move |request| match request.start_line() {
+        line if line.starts_with("GET /old/") => {
+            Reply::status("500 Internal Server Error", "").pause(Duration::from_secs(1))
+        }
+        line if line.starts_with("GET ") => Reply::status("404 Not Found", ""),
+        _ => Reply::nothing().close(),
+    });
+    let route = |name: &str, path: &str| {
+        format!(
+            "[[routes]]\nname = \"{name}\"\npath = \"/{name}/{{*rest}}\"\n\
+             recovery = {{ probe = \"/{path}/{{key}}\", after = \"0s\", every = \"1s\" }}\n"
+        )
+    };
+    let plan = Gate::before(&upstream);
+    let gate = plan.clone().routes(&(route("slow", "old") + &route("quick", "by-key"))).start();
+    for nth in 0..8 {
+        gate.post("/slow/charges", &format!("slow-{nth}"), "{}").expect(502, "upstream-broken");
+    }
+    eventually("a round has begun", || (asked(&upstream, "/old/") > 0).then_some(()));
+    gate.post("/quick/charges", "quick", "{}").expect(502, "upstream-broken");
+    eventually("the other route has its own", || gate.states("quick").is_empty().then_some(()));
+    assert_eq!(gate.states("slow-0").len(), 1, "its round goes on");
+    assert!(reload(&gate, &plan.routes(&(route("slow", "by-key") + &route("quick", "by-key")))));
+    let before = asked(&upstream, "/old/");
+    eventually("the new path counts", || gate.states("slow-0").is_empty().then_some(()));
+    assert!(asked(&upstream, "/old/") <= before + 1, "one question may have been under way");
+}

@@ -16,12 +16,12 @@ use super::{
 use crate::cli::http_client::AdminClient;
 use crate::cli::table::text;
 
-pub(super) const PURGE_USAGE: &str = "oncegate records purge --reason <TEXT> <ID>
+pub(super) const PURGE_USAGE: &str = "oncegate records purge [--reason <TEXT>] <ID>
        oncegate records purge --reason <TEXT> <FILTER>... [--yes]
        oncegate records purge --dry-run <ID or FILTER...>";
 
 pub(super) const RESOLVE_USAGE: &str =
-    "oncegate records resolve <--release | --complete --status <N>> --reason <TEXT> <ID>
+    "oncegate records resolve <--release | --complete --status <N>> [--reason <TEXT>] <ID>
        oncegate records resolve <--release | --complete --status <N>> --reason <TEXT> <FILTER>... [--yes]
        oncegate records resolve <--release | --complete --status <N>> --dry-run <ID or FILTER...>";
 
@@ -54,8 +54,8 @@ pub(super) async fn purge(
         return change.many(client, &args, out, ask).await;
     };
     if !args.dry_run {
-        let reason = percent_encode(args.reason.as_deref().unwrap_or_default());
-        client.send(Method::DELETE, &format!("{}?reason={reason}", record_path(&id)), None).await?;
+        let reason = args.reason.map(|reason| format!("?reason={}", percent_encode(&reason))).unwrap_or_default();
+        client.send(Method::DELETE, &format!("{}{reason}", record_path(&id)), None).await?;
         writeln!(out, "{id} removed: its key is free; an attempt that still runs in another gate is not stopped")?;
     }
     Ok(())
@@ -90,7 +90,7 @@ pub(super) async fn resolve(
     };
     if !selected.dry_run {
         let mut body = change.members;
-        body.insert("reason".to_owned(), selected.reason.into());
+        body.extend(selected.reason.map(|reason| ("reason".to_owned(), reason.into())));
         client.send(Method::POST, &format!("{}/resolve", record_path(&id)), Some(&Value::Object(body))).await?;
         // It is done, whether or not the gate says how an accepted request goes on.
         let accepted = if release { accepted_state(client, &id).await } else { Ok(None) };

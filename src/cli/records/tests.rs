@@ -116,9 +116,9 @@ async fn a_record_is_named_by_the_start_of_its_id() {
     assert!(error.contains(&one) && error.contains(&other), "{error}");
     let error = run(&admin, &["purge", "00000000", "--reason", "x"]).await.unwrap_err();
     assert_eq!(error, "no record and no accepted request has an id that starts with 00000000");
-    let released = run(&admin, &["resolve", &one[..18], "--release", "--reason", "x"]).await.unwrap();
+    let released = run(&admin, &["resolve", &one[..18], "--release"]).await.unwrap();
     assert_eq!(released, format!("{one} released: its key is free\n"));
-    run(&admin, &["purge", &other[..8], "--reason", "x"]).await.unwrap();
+    run(&admin, &["purge", &other[..8]]).await.unwrap();
     assert_eq!(run(&admin, &["list"]).await.unwrap(), "no records\n");
 }
 
@@ -228,7 +228,7 @@ async fn nobody_listening_is_said_with_the_address() {
 fn wrong_usage_is_refused() {
     for args in [
         &["resolve", ID, "--reason", "x"][..],
-        &["resolve", ID, "--release"],
+        &["resolve", "--route", "charge", "--release"],
         &["resolve", ID, "--release", "--reason", " "],
         &["resolve", ID, "--release", "--complete", "--status", "200", "--reason", "x"],
         &["resolve", ID, "--release", "--status", "200", "--reason", "x"],
@@ -241,7 +241,7 @@ fn wrong_usage_is_refused() {
         &["list", "--id", ""],
         &["show", "ff"],
         &["show", "xyzxyzxyz"],
-        &["purge", ID],
+        &["purge", "--route", "charge"],
         &["purge", ID, "--reason", ""],
         &["purge", "--reason", "x"],
         &["purge", ID, "--route", "charge", "--reason", "x"],

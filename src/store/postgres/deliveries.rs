@@ -17,7 +17,7 @@ use super::{Postgres, count_of, unexpected_reply};
 use crate::idempotency::record::{Attempt, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
-    Lane, NewDelivery, Sequence, Take, Taken,
+    Lane, NewDelivery, Sequence, Take, Taken, passed_over,
 };
 use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, ErrorKind, Listed, Origin, OriginId, Store as _};
@@ -372,13 +372,20 @@ fn delivery(found: &Row) -> Result<Delivery, Unreadable> {
 }
 
 /// The deliveries that a take gives, and where the next take starts. Its last row has no id, and says the rest.
+fn taken(found: &Row) -> Result<Taken, Unreadable> {
+    let bytes = |column| row::get::<&[u8]>(found, column).map(Bytes::copy_from_slice);
+    let (request, body) = (bytes(14)?, bytes(15)?);
+    Ok(Taken { delivery: delivery(found)?, now: row::time(found, 16)?, request, body })
+}
+
 fn batch(rows: &[Row]) -> Result<(Batch, Position), Unreadable> {
     let (mut batch, mut reached) = (Batch::default(), Position::default());
     for found in rows {
         if !row::is_null(found, 0)? {
-            let bytes = |column| row::get::<&[u8]>(found, column).map(Bytes::copy_from_slice);
-            let (request, body) = (bytes(14)?, bytes(15)?);
-            batch.taken.push(Taken { delivery: delivery(found)?, now: row::time(found, 16)?, request, body });
+            match taken(found) {
+                Ok(taken) => batch.taken.push(taken),
+                Err(error) => passed_over(row::id(found, 0).ok(), &error),
+            }
             continue;
         }
         let now = row::time(found, 16)?;

@@ -17,7 +17,7 @@ use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use crate::store::batcher::{Backend, Failure, Operation, Replies};
 use crate::store::deliveries::NewDelivery;
 use crate::store::rules::{self, RecordView, Transition};
-use crate::store::{Claim, End, Error, Expiry, Fresh, LeaseRenewal, Settled};
+use crate::store::{Claim, End, Error, ErrorKind, Expiry, Fresh, LeaseRenewal, Settled};
 
 /// How many bytes one statement carries, give or take one operation.
 const MAX_BATCH_BYTES: usize = 16 << 20;
@@ -202,7 +202,7 @@ async fn execute_claims(session: &Session, batch: &[&ClaimOperation]) -> Result<
     }
     let claims: Vec<_> = batch.iter().filter_map(|operation| operation.as_claim()).collect();
     let found = if claims.is_empty() { Vec::new() } else { claim(session, &claims).await? };
-    let is_flushed = found.iter().any(|claim| matches!(claim, Some(Claim::Inserted(_))));
+    let is_flushed = found.iter().any(|claim| matches!(claim, Some(Ok(Claim::Inserted(_)))));
     if claims.len() < batch.len() && !is_flushed {
         session.write(&FLUSH, &[], 0).await?;
     }
@@ -210,14 +210,20 @@ async fn execute_claims(session: &Session, batch: &[&ClaimOperation]) -> Result<
     let replies = batch.iter().map(|operation| match operation {
         ClaimOperation::Flush { .. } => Some(Ok(ClaimReply::Flushed { host: session.host })),
         ClaimOperation::Claim { .. } | ClaimOperation::Supersede { .. } | ClaimOperation::CheckWrites => {
-            found.next().flatten().map(|claim| Ok(ClaimReply::Claim { claim, is_flushed, host: session.host }))
+            // One that cannot be read has not been claimed, and says nothing of the others.
+            let claim = |claim| ClaimReply::Claim { claim, is_flushed, host: session.host };
+            let unreadable = |error| Error::determinate(ErrorKind::Corrupt, error);
+            found.next().flatten().map(|found| found.map(claim).map_err(unreadable))
         }
     });
     Ok(replies.collect())
 }
 
 /// Claims ids, which are in order and single.
-async fn claim(session: &Session, claims: &[(RecordId, &Fresh)]) -> Result<Vec<Option<Claim>>, CallError> {
+async fn claim(
+    session: &Session,
+    claims: &[(RecordId, &Fresh)],
+) -> Result<Vec<Option<Result<Claim, row::Unreadable>>>, CallError> {
     let ids: Vec<&[u8]> = claims.iter().map(|(id, _)| &id.0[..]).collect();
     let attempts: Vec<&[u8]> = claims.iter().map(|(_, fresh)| &fresh.attempt.0[..]).collect();
     let leases: Vec<i64> = claims.iter().map(|(_, fresh)| row::span(fresh.lease)).collect();
@@ -229,20 +235,20 @@ async fn claim(session: &Session, claims: &[(RecordId, &Fresh)]) -> Result<Vec<O
     let rows = session.write(&CLAIM, &values, 0).await?;
     let mut replies = row::empty_replies(claims);
     for found in &rows {
-        let (id, claim) = claimed(found).map_err(CallError::Unreadable)?;
+        let id = row::id(found, 0).map_err(CallError::Unreadable)?;
         if let Ok(place) = claims.binary_search_by(|(known, _)| known.cmp(&id)) {
-            replies[place].get_or_insert(claim);
+            replies[place].get_or_insert_with(|| claimed(found));
         }
     }
     Ok(replies)
 }
 
-fn claimed(found: &Row) -> Result<(RecordId, Claim), row::Unreadable> {
-    let (id, now) = (row::id(found, 0)?, row::time(found, 1)?);
+fn claimed(found: &Row) -> Result<Claim, row::Unreadable> {
+    let now = row::time(found, 1)?;
     if row::is_null(found, 2)? {
-        return Ok((id, Claim::Inserted(now)));
+        return Ok(Claim::Inserted(now));
     }
-    Ok((id, Claim::Exists { record: row::record(found, 2)?, now }))
+    Ok(Claim::Exists { record: row::record(found, 2)?, now })
 }
 
 async fn supersede(session: &Session, id: RecordId, seen: Version, fresh: &Fresh) -> Result<bool, CallError> {

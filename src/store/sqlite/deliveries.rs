@@ -12,7 +12,7 @@ use super::{Sqlite, row};
 use crate::idempotency::record::{Attempt, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
-    Lane, NewDelivery, Pick, Sequence, Take, Taken, Turn,
+    Lane, NewDelivery, Pick, Sequence, Take, Taken, Turn, passed_over,
 };
 use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, OriginId, rules};
@@ -184,16 +184,25 @@ impl Request for TakeRequest {
                 break;
             }
             let mut whole = session.conn.prepare_cached(&sql)?;
+            let mut id = None;
             let taken = whole.query_row([sequence], |found| {
+                id = found.get(0).ok().map(RecordId);
                 let mut delivery = delivery(found)?;
                 delivery.state = DeliveryState::Queued { due: until };
                 let bytes = |column| row::read_bytes(found, column).map(Option::unwrap_or_default);
                 Ok(Taken { delivery, now, request: bytes(14)?, body: bytes(15)? })
-            })?;
-            bytes += taken.request.len() + taken.body.len();
+            });
             let mut hold = session.conn.prepare_cached("UPDATE delivery SET due = ?2 WHERE sequence = ?1")?;
             hold.execute(params![sequence, row::time(until)])?;
-            batch.taken.push(taken);
+            match taken {
+                Ok(taken) => {
+                    bytes += taken.request.len() + taken.body.len();
+                    batch.taken.push(taken);
+                }
+                // A value that cannot be read; not a failure of SQLite.
+                Err(error) if !matches!(error, rusqlite::Error::SqliteFailure(..)) => passed_over(id, &error),
+                Err(error) => return Err(error.into()),
+            }
         }
         if is_crowded {
             session.turns.insert(take.origin, turn.after(&picks, batch.taken.len(), last_lane));

@@ -71,3 +71,32 @@ async fn what_was_held_before_the_schema_changed_is_held_still() {
     assert!(put_back(&database, 1, &until));
     assert_eq!(numbers(&take(&store, 10).await), [1]);
 }
+
+#[tokio::test]
+async fn a_damaged_row_holds_up_no_other_request() {
+    let Some(database) = database() else { return };
+    let store = Arc::new(open(&database.url).await);
+    for number in 1..=3 {
+        accept(&store, number).await;
+    }
+    database.run("UPDATE oncegate.delivery SET token = '\\x01' WHERE id = decode(repeat('02', 32), 'hex')");
+    assert_eq!(numbers(&take(&store, 10).await), [1, 3]);
+
+    let fresh = |number| Fresh {
+        attempt: Attempt([number; 16]),
+        origin: ORIGIN,
+        lease: Duration::from_secs(60),
+        ttl: Duration::from_secs(60),
+        unknown_ttl: Duration::from_secs(60),
+        head: Bytes::new(),
+    };
+    let claim = async |number| store.claim(RecordId([number; 32]), fresh(number)).await;
+    assert!(matches!(claim(20).await, Ok(Claim::Inserted(_))));
+    database.run("UPDATE oncegate.record SET attempt = '\\x01' WHERE id = decode(repeat('14', 32), 'hex')");
+    // They may go in one batch.
+    let damaged = async { store.claim(RecordId([20; 32]), fresh(9)).await };
+    let (damaged, one, other) = tokio::join!(damaged, claim(21), claim(22));
+    let error = damaged.unwrap_err();
+    assert!(matches!(error, Error::Determinate(_)) && error.cause().kind == ErrorKind::Corrupt, "{error}");
+    assert!(matches!((one, other), (Ok(Claim::Inserted(_)), Ok(Claim::Inserted(_)))));
+}

@@ -284,6 +284,29 @@ async fn one_bad_record_spoils_nothing_else() {
 }
 
 /// Ten thousand records, half of them unknown, four claimed at a time.
+/// A row that something else has written holds up no other.
+#[tokio::test]
+async fn a_damaged_delivery_is_passed_over() {
+    use crate::store::deliveries::{Deliveries as _, Lane, NewDelivery, Take};
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("gate.db");
+    let store = open(&path);
+    for number in 1..=3 {
+        let (head, request, body) = (Bytes::new(), Bytes::new(), Bytes::new());
+        let new = NewDelivery { token: attempt(number), origin: OriginId(1), lane: Lane(0), head, request, body };
+        store.accept(id(number), new).await.unwrap();
+    }
+    let damaged = "UPDATE delivery SET token = x'01' WHERE sequence = (SELECT min(sequence) FROM delivery)";
+    assert_eq!(Connection::open(&path).unwrap().execute(damaged, []).unwrap(), 1);
+    let hold = Duration::from_secs(60);
+    let take = || Take { origin: OriginId(1), limit: 10, max_bytes: 1 << 20, hold, is_ordered: false };
+    let taken = store.take_due(take()).await.unwrap().taken;
+    assert_eq!(taken.iter().map(|taken| taken.delivery.id).collect::<Vec<_>>(), [id(2), id(3)]);
+    // It is held as the others are, and not read again and again.
+    assert!(store.take_due(take()).await.unwrap().taken.is_empty());
+}
+
 fn fill(path: &Path) {
     Connection::open(path)
         .unwrap()
