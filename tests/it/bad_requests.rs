@@ -40,7 +40,7 @@ fn a_malformed_request_with_a_key_has_a_status() {
     for (raw, status, code) in [
         (keyed("Expect: more\r\nContent-Length: 0"), 417, "expectation-failed"),
         (keyed("Content-Length: 1\r\nTransfer-Encoding: chunked"), 400, "bad-request"),
-        (post("Idempotency-Key: a\u{1}b\r\nContent-Length: 0"), 400, "bad-request"),
+        (post("Idempotency-Key: a\u{1}b\r\nContent-Length: 0"), 400, "key-invalid"),
         (keyed("Content-Length: 0").replace("/charges", "/<"), 400, "bad-request"),
         (format!("{CHUNKED}zz\r\n"), 400, "bad-request"),
         (format!("{CHUNKED}0\r\nHost: b\r\n\r\n"), 400, "bad-request"),

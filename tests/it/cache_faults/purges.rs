@@ -71,7 +71,7 @@ fn until_purged(gate: &Gate, key: &str, purged: &str, since: Instant) -> (Durati
 #[track_caller]
 fn expect_soon(lags: &[Duration]) {
     let usual = lags[lags.len() / 2];
-    // Where nobody hears of a purge, it is about as long as it may be.
+    // Where no gate hears of a purge, it is about as long as it may be.
     assert!(usual < MAX_AGE / 2, "usually {usual:?}");
     expect_in_time(lags);
 }
