@@ -28,7 +28,7 @@ pub enum Trust {
     /// That one of these vouches for its certificate, which names the host that it was reached by.
     Host(Roots),
     /// The same, and that no list revokes its certificate or one between it and them.
-    Unrevoked(Unrevoked),
+    CrlVerifier(CrlVerifier),
 }
 
 /// Who vouches for servers.
@@ -89,12 +89,12 @@ fn newest_first(mut lists: Lists) -> Lists {
 
 /// Who vouches for servers, and for whom they do not any more.
 #[derive(Debug)]
-pub struct Unrevoked {
+pub struct CrlVerifier {
     roots: Roots,
     verifier: Arc<WebPkiServerVerifier>,
 }
 
-impl Unrevoked {
+impl CrlVerifier {
     /// Of those that `roots` vouch for, those that are not on the `lists`.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ pub type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 /// Where the certificate and the key of `identity` cannot be used, or are not of each other.
 pub fn client(trust: Trust, identity: Option<Identity>) -> Result<ClientConfig, rustls::Error> {
     let provider = provider();
-    let has_lists = matches!(trust, Trust::Unrevoked(_));
+    let has_lists = matches!(trust, Trust::CrlVerifier(_));
     let verifier = Verifier { trust, algorithms: provider.signature_verification_algorithms };
     let builder = builder(provider)?.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
     let mut config = match identity {
@@ -196,10 +196,10 @@ impl ServerCertVerifier for Verifier {
             Trust::Certificate(roots) => (roots, false),
             Trust::Host(roots) => (roots, true),
             // A certificate that is signed by itself is on no list.
-            Trust::Unrevoked(Unrevoked { roots, .. }) if roots.have(end_entity) && is_self_made(end_entity) => {
+            Trust::CrlVerifier(CrlVerifier { roots, .. }) if roots.have(end_entity) && is_self_made(end_entity) => {
                 (roots, true)
             }
-            Trust::Unrevoked(Unrevoked { verifier, .. }) => {
+            Trust::CrlVerifier(CrlVerifier { verifier, .. }) => {
                 return verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
             }
         };

@@ -19,7 +19,7 @@ use crate::telemetry::admin_refusal::AdminRefusal;
 
 /// Who asks.
 #[derive(Clone, Debug)]
-pub(super) struct Asker {
+pub(super) struct Principal {
     pub(super) client: SocketAddr,
     pub(super) role: Role,
     /// Of the token that was shown; nothing where none is demanded.
@@ -30,7 +30,7 @@ pub(super) struct Asker {
 #[derive(Debug)]
 pub(super) struct Refused(pub(super) AdminRefusal, pub(super) Problem);
 
-impl Asker {
+impl Principal {
     /// Who asks for what needs no token.
     pub(super) fn anybody(client: SocketAddr) -> Self {
         Self { client, role: Role::Viewer, token: None }
@@ -67,7 +67,7 @@ pub(super) fn check(
     client: SocketAddr,
     takes_body: bool,
     headers: &HeaderMap,
-) -> Result<Asker, Refused> {
+) -> Result<Principal, Refused> {
     let from_a_page = |kind: Kind, why: &str| Err(Refused(AdminRefusal::WebPage, kind.because(why)));
     let host = only(headers, &HOST);
     if headers.contains_key(ORIGIN) {
@@ -79,7 +79,7 @@ pub(super) fn check(
     let asker = if tokens.are_demanded() {
         holder(tokens, throttle, client, headers)?
     } else if host.is_some_and(is_address) {
-        Asker { client, role: Role::Operator, token: None }
+        Principal { client, role: Role::Operator, token: None }
     } else {
         // A token cannot be guessed by a page; without one, only the name that the page was loaded from gives it away.
         let why = "without a token, `Host` must be an IP address or `localhost`; to use names, set `admin.tokens`";
@@ -93,7 +93,7 @@ pub(super) fn check(
 }
 
 /// Who shows one of the tokens.
-fn holder(tokens: &Tokens, throttle: &Throttle, client: SocketAddr, headers: &HeaderMap) -> Result<Asker, Refused> {
+fn holder(tokens: &Tokens, throttle: &Throttle, client: SocketAddr, headers: &HeaderMap) -> Result<Principal, Refused> {
     let Some(presented) = only(headers, &AUTHORIZATION).and_then(bearer) else {
         let problem = Kind::Unauthorized.because("send `Authorization: Bearer TOKEN`");
         return Err(Refused(AdminRefusal::NoToken, problem));
@@ -101,7 +101,7 @@ fn holder(tokens: &Tokens, throttle: &Throttle, client: SocketAddr, headers: &He
     let (now, known) = (Instant::now(), tokens.find(presented));
     let wait = throttle.wait(client.ip(), now);
     if let Some(known) = known.filter(|known| wait.is_none() || !known.is_guessable) {
-        return Ok(Asker { client, role: known.role, token: Some(Arc::clone(&known.name)) });
+        return Ok(Principal { client, role: known.role, token: Some(Arc::clone(&known.name)) });
     }
     if let Some(wait) = wait {
         let seconds = wait.as_millis().div_ceil(1000);

@@ -6,7 +6,7 @@ use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;
 use serde_json::json;
 
-use super::access::{self, Asker, Refused};
+use super::access::{self, Principal, Refused};
 use super::answer::{Answer, Kind, Problem, json, text};
 use super::clients::Client;
 use super::endpoints::{Endpoint, REVEALING, Resource};
@@ -39,7 +39,7 @@ async fn dispatch(
     let path = request.uri().path().to_owned();
     let found = Endpoint::at(&path);
     let asker = if found.is_some_and(|(endpoint, _)| endpoint.is_anybodys()) {
-        Asker::anybody(address)
+        Principal::anybody(address)
     } else {
         let (configured, headers) = (state.configured.load(), request.headers());
         let is_there = found.is_some_and(|(endpoint, _)| endpoint.right(request.method()).is_some());
@@ -101,7 +101,7 @@ impl State {
 }
 
 /// What requests would have got. A viewer sees no keys.
-fn observed(state: &State, asker: &Asker) -> Answer {
+fn observed(state: &State, asker: &Principal) -> Answer {
     let mut routes = state.metrics.observed();
     if asker.role < REVEALING {
         routes.iter_mut().flat_map(|route| &mut route.examples).for_each(|example| example.key = None);

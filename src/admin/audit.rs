@@ -14,14 +14,14 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::State;
-use super::access::Asker;
+use super::access::Principal;
 use super::answer::{Kind, Problem};
 use super::deliveries::{route_of, state_of};
 use super::view::{claiming_request, shortened_key};
 use crate::idempotency::record::{Record, RecordId};
 use crate::store::audit::{self, AuditLog, NewEntry, Position};
 use crate::store::deliveries::Delivery;
-use crate::store::{Error, Listed, Store};
+use crate::store::{Error, RecordEntry, Store};
 use crate::telemetry::deliveries::ended_attempts;
 use crate::telemetry::rfc3339;
 
@@ -58,11 +58,11 @@ pub(super) enum Action {
 
 /// What is done.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Deed<'a> {
+pub(super) enum AuditEvent<'a> {
     /// The attempt of an unknown record ends so: `release` or `complete`.
-    Resolve { found: &'a Listed, resolution: &'static str, reason: &'a str },
+    Resolve { found: &'a RecordEntry, resolution: &'static str, reason: &'a str },
     /// A record is removed.
-    Purge { found: &'a Listed, reason: Option<&'a str> },
+    Purge { found: &'a RecordEntry, reason: Option<&'a str> },
     /// The attempts of all unknown records that a filter finds end so.
     BulkResolve { filter: &'a Map<String, Value>, resolution: &'static str, reason: &'a str },
     /// All records that a filter finds are removed.
@@ -74,9 +74,9 @@ pub(super) enum Deed<'a> {
     /// The configuration is read again.
     Reload,
     /// Somebody is shown the answer of a record.
-    ReadAnswer { found: &'a Listed },
+    ReadAnswer { found: &'a RecordEntry },
     /// Somebody is shown its key.
-    ReadKey { found: &'a Listed },
+    ReadKey { found: &'a RecordEntry },
     /// An accepted request is removed that has no record.
     Discard { found: &'a Delivery, reason: Option<&'a str> },
     /// A dead delivery is queued again.
@@ -170,18 +170,23 @@ impl Action {
 
 impl State {
     /// Writes the entry of what is about to be done. Without it, that must not be done.
-    pub(super) async fn begin(&self, asker: &Asker, deed: Deed<'_>) -> Result<Begun<'_>, Problem> {
+    pub(super) async fn begin(&self, asker: &Principal, deed: AuditEvent<'_>) -> Result<Begun<'_>, Problem> {
         self.write_entry(asker, deed, Outcome::Begun).await
     }
 
     /// Writes the entry of a reading, which is as good as done, and its line.
-    pub(super) async fn note(&self, asker: &Asker, deed: Deed<'_>) -> Result<(), Problem> {
+    pub(super) async fn note(&self, asker: &Principal, deed: AuditEvent<'_>) -> Result<(), Problem> {
         drop(self.write_entry(asker, deed, Outcome::Done).await?);
         deed.log(asker);
         Ok(())
     }
 
-    async fn write_entry(&self, asker: &Asker, deed: Deed<'_>, outcome: Outcome) -> Result<Begun<'_>, Problem> {
+    async fn write_entry(
+        &self,
+        asker: &Principal,
+        deed: AuditEvent<'_>,
+        outcome: Outcome,
+    ) -> Result<Begun<'_>, Problem> {
         let store = &**self.opened()?;
         self.audit_writer().write(store, Some(asker), deed, outcome).await.map_err(|error| {
             tracing::warn!(%error, action = deed.action().as_str(), "an audit entry cannot be written: nothing is done");
@@ -200,7 +205,7 @@ impl AuditWriter {
         store: &'a dyn Store,
         forgotten: &[(Arc<str>, u64)],
     ) -> Result<Begun<'a>, Error> {
-        self.write(store, None, Deed::AcceptIdentityChange { forgotten }, Outcome::Begun).await
+        self.write(store, None, AuditEvent::AcceptIdentityChange { forgotten }, Outcome::Begun).await
     }
 
     /// Writes the entry of a reload that a signal asked for.
@@ -208,14 +213,14 @@ impl AuditWriter {
     /// # Errors
     /// Where the store does not take it.
     pub async fn reloading_by_signal<'a>(&self, store: &'a dyn Store) -> Result<Begun<'a>, Error> {
-        self.write(store, None, Deed::Reload, Outcome::Begun).await
+        self.write(store, None, AuditEvent::Reload, Outcome::Begun).await
     }
 
     async fn write<'a>(
         &self,
         store: &'a dyn Store,
-        asker: Option<&Asker>,
-        deed: Deed<'_>,
+        asker: Option<&Principal>,
+        deed: AuditEvent<'_>,
         outcome: Outcome,
     ) -> Result<Begun<'a>, Error> {
         let log = audit::of(store)?;
@@ -225,7 +230,7 @@ impl AuditWriter {
             ttl: self.ttl,
             service: Arc::clone(&self.service),
             action: deed.action().as_str().into(),
-            by: asker.map_or("-", Asker::name).into(),
+            by: asker.map_or("-", Principal::name).into(),
             record: deed.record_id(),
             detail: detail.encode(),
             reason: deed.reason().map(|reason| Value::from(reason).to_string().into()),
@@ -263,7 +268,7 @@ impl Begun<'_> {
     }
 }
 
-impl Deed<'_> {
+impl AuditEvent<'_> {
     fn action(&self) -> Action {
         match self {
             Self::Resolve { .. } => Action::Resolve,
@@ -283,7 +288,7 @@ impl Deed<'_> {
         }
     }
 
-    fn record(&self) -> Option<&Listed> {
+    fn record(&self) -> Option<&RecordEntry> {
         match self {
             Self::Resolve { found, .. }
             | Self::Purge { found, .. }
@@ -348,11 +353,11 @@ impl Deed<'_> {
     }
 
     /// Writes the line of a record. A change of many has one for each, and one entry for all.
-    pub(super) fn log(&self, asker: &Asker) {
+    pub(super) fn log(&self, asker: &Principal) {
         let (client, by) = (asker.client, asker.name());
         let key = |record: &Record| shortened_key(record).unwrap_or_else(|| "-".to_owned());
         match self {
-            Self::Resolve { found: Listed { id, record, .. }, resolution, reason } => tracing::info!(
+            Self::Resolve { found: RecordEntry { id, record, .. }, resolution, reason } => tracing::info!(
                 target: "oncegate::audit",
                 %client,
                 by,
@@ -363,7 +368,7 @@ impl Deed<'_> {
                 reason,
                 "an operator resolved a record"
             ),
-            Self::Purge { found: Listed { id, record, .. }, reason } => tracing::info!(
+            Self::Purge { found: RecordEntry { id, record, .. }, reason } => tracing::info!(
                 target: "oncegate::audit",
                 %client,
                 by,
@@ -373,10 +378,10 @@ impl Deed<'_> {
                 reason,
                 "an operator removed a record: its key is free"
             ),
-            Self::ReadAnswer { found: Listed { id, .. } } => {
+            Self::ReadAnswer { found: RecordEntry { id, .. } } => {
                 tracing::info!(target: "oncegate::audit", %client, by, record = %id, "an operator read the answer of a record");
             }
-            Self::ReadKey { found: Listed { id, .. } } => {
+            Self::ReadKey { found: RecordEntry { id, .. } } => {
                 tracing::info!(target: "oncegate::audit", %client, by, record = %id, "an operator read the key of a record");
             }
             Self::Discard { found, reason } => {
@@ -399,19 +404,19 @@ impl Deed<'_> {
 }
 
 /// Logs that records were encrypted anew.
-pub(super) fn log_reseal(asker: &Asker, records: u64) {
+pub(super) fn log_reseal(asker: &Principal, records: u64) {
     let (client, by) = (asker.client, asker.name());
     tracing::info!(target: "oncegate::audit", %client, by, records, "an operator had records encrypted anew");
 }
 
 /// Logs what came of a reload.
-pub(super) fn log_reload(asker: &Asker, outcome: &str) {
+pub(super) fn log_reload(asker: &Principal, outcome: &str) {
     let (client, by) = (asker.client, asker.name());
     tracing::info!(target: "oncegate::audit", %client, by, outcome, "an operator had the configuration read again");
 }
 
 /// Where a record comes from, and how it stands. The request that claimed it stands for its attempt.
-fn of_record(found: &Listed) -> Map<String, Value> {
+fn of_record(found: &RecordEntry) -> Map<String, Value> {
     #[derive(Serialize)]
     struct Subject<'a> {
         namespace: Option<&'a str>,
@@ -424,7 +429,7 @@ fn of_record(found: &Listed) -> Map<String, Value> {
         claimed_at: String,
         request: Option<String>,
     }
-    let Listed { origin, record, .. } = found;
+    let RecordEntry { origin, record, .. } = found;
     let before = Before {
         state: record.state.as_str(),
         claimed_at: rfc3339(record.claimed_at),

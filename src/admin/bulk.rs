@@ -17,9 +17,9 @@ use serde_json::{Map, Value};
 
 pub(super) use self::bodies::{ChangeAllBody, ResolveAllBody};
 use super::State;
-use super::access::Asker;
+use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, json};
-use super::audit::{self, Deed, Outcome};
+use super::audit::{self, AuditEvent, Outcome};
 use super::records::{check_optional, check_reason, unavailable};
 use super::resolve::{Resolution, from_object, receive};
 use super::scope::{Belongs, belongs};
@@ -28,7 +28,7 @@ use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
 use crate::store::deliveries::{Sequence, remove_of};
-use crate::store::{End, Error, ErrorKind, Filter, Fresh, Listed, Origin, OriginId, Settled, Store};
+use crate::store::{End, Error, ErrorKind, Filter, NewRecord, Origin, OriginId, RecordEntry, Settled, Store};
 use crate::telemetry::rfc3339;
 
 /// How many records are looked for at once, and changed before the time is looked at again.
@@ -118,11 +118,11 @@ struct Bulk<'a> {
     /// As it was given, for the audit entry.
     filter: Map<String, Value>,
     reason: String,
-    asker: &'a Asker,
+    asker: &'a Principal,
 }
 
 /// `POST /api/v1/records/purge`
-pub(super) async fn purge(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn purge(state: &State, body: Incoming, asker: &Principal) -> Result<Answer, Problem> {
     let ChangeAllBody { filter, all, dry_run, reason, as_of, after } = read(&receive(body).await?, FORM)?;
     let given = filter.given(all);
     let wanted = filter.wanted(all)?;
@@ -132,7 +132,7 @@ pub(super) async fn purge(state: &State, body: Incoming, asker: &Asker) -> Resul
 }
 
 /// `POST /api/v1/records/retry`
-pub(super) async fn retry(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn retry(state: &State, body: Incoming, asker: &Principal) -> Result<Answer, Problem> {
     let ChangeAllBody { filter, all, dry_run, reason, as_of, after } = read(&receive(body).await?, FORM)?;
     let given = filter.given(all);
     let wanted = filter.wanted(all)?;
@@ -143,7 +143,7 @@ pub(super) async fn retry(state: &State, body: Incoming, asker: &Asker) -> Resul
 }
 
 /// `POST /api/v1/records/resolve`
-pub(super) async fn resolve(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn resolve(state: &State, body: Incoming, asker: &Principal) -> Result<Answer, Problem> {
     const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\", \"action\": \"release\" | \
                         \"complete\", \"status\": 200, \"headers\": [[\"name\", \"value\"]], \"body_base64\": \"...\"}";
     let body: ResolveAllBody = read(&receive(body).await?, FORM)?;
@@ -166,7 +166,7 @@ impl<'a> Bulk<'a> {
         is_dry_run: bool,
         filter: Map<String, Value>,
         reason: String,
-        asker: &'a Asker,
+        asker: &'a Principal,
     ) -> Result<Self, Problem> {
         // A dry run needs none, and does not pass one that the change itself would not.
         if is_dry_run { check_optional(&reason) } else { check_reason(&reason) }?;
@@ -239,19 +239,19 @@ impl<'a> Bulk<'a> {
             if let (None, Some(first)) = (report.as_of, chunk.records.first()) {
                 report.as_of = Some(first.now);
             }
-            let was_there = |found: &Listed| {
+            let was_there = |found: &RecordEntry| {
                 report.as_of.is_none_or(|as_of| stood(found, filter, as_of)) && begins(found.id, prefixes)
             };
-            let mut found: Vec<Listed> = chunk.records.into_iter().filter(was_there).collect();
+            let mut found: Vec<RecordEntry> = chunk.records.into_iter().filter(was_there).collect();
             if let Some(tags) = tags {
-                let whose = |listed: &Listed| belongs(&listed.record, tags);
+                let whose = |listed: &RecordEntry| belongs(&listed.record, tags);
                 report.of_unknown_scope +=
                     found.iter().filter(|listed| whose(listed) == Belongs::Unknown).count() as u64;
                 found.retain(|listed| whose(listed) == Belongs::Yes);
             }
             let count = found.len();
-            let is_spared = |found: &Listed| spares_in_flight && found.record.state == record::State::InFlight;
-            let found: Vec<Listed> = found.into_iter().filter(|found| !is_spared(found)).collect();
+            let is_spared = |found: &RecordEntry| spares_in_flight && found.record.state == record::State::InFlight;
+            let found: Vec<RecordEntry> = found.into_iter().filter(|found| !is_spared(found)).collect();
             report.in_flight += (count - found.len()) as u64;
             found.iter().for_each(|found| report.found(found));
             if matches!(self.change, Change::Resolve(Resolution::Release)) {
@@ -272,12 +272,12 @@ impl<'a> Bulk<'a> {
     }
 
     /// How many of these records are of accepted requests that were given up.
-    async fn count_dead(&self, found: &[Listed]) -> u64 {
+    async fn count_dead(&self, found: &[RecordEntry]) -> u64 {
         let Some(queue) = self.state.opened().ok().and_then(|store| store.deliveries()) else { return 0 };
         let routes = self.state.configured.load();
         let accepts = |name: &str| routes.routes.iter().any(|route| route.name == name && route.accepts);
         // A record of an older version does not say that it was accepted.
-        let may_be_accepted = |found: &&Listed| {
+        let may_be_accepted = |found: &&RecordEntry| {
             details(&found.record).is_accepted || found.origin.as_ref().is_some_and(|origin| accepts(&origin.route))
         };
         let mut count = 0;
@@ -289,7 +289,7 @@ impl<'a> Bulk<'a> {
         count
     }
 
-    async fn change_all(&self, found: Vec<Listed>, report: &mut Report) -> Result<(), Problem> {
+    async fn change_all(&self, found: Vec<RecordEntry>, report: &mut Report) -> Result<(), Problem> {
         let failed = AtomicU64::new(report.failed);
         // Each that has begun is waited for: it must not be changed without its line in the log.
         let mut changes = stream::iter(found)
@@ -308,7 +308,7 @@ impl<'a> Bulk<'a> {
     }
 
     /// Whether the record was changed; not if it is another one by now.
-    async fn apply(&self, found: Listed) -> Result<bool, Problem> {
+    async fn apply(&self, found: RecordEntry) -> Result<bool, Problem> {
         let changed = match &self.change {
             Change::Purge => purge_one(&**self.state.opened()?, &found).await.map_err(unavailable),
             Change::Resolve(resolution) => match resolution.apply(self.state, &found).await {
@@ -323,34 +323,34 @@ impl<'a> Bulk<'a> {
             let (found, reason) = (&found, &*self.reason);
             match &self.change {
                 Change::Resolve(resolution) => {
-                    Deed::Resolve { found, resolution: resolution.as_str(), reason }.log(self.asker);
+                    AuditEvent::Resolve { found, resolution: resolution.as_str(), reason }.log(self.asker);
                 }
-                _ => Deed::Purge { found, reason: Some(reason) }.log(self.asker),
+                _ => AuditEvent::Purge { found, reason: Some(reason) }.log(self.asker),
             }
         }
         changed
     }
 
-    fn deed(&self) -> Deed<'_> {
+    fn deed(&self) -> AuditEvent<'_> {
         let (filter, reason) = (&self.filter, &*self.reason);
         match &self.change {
-            Change::Retry => Deed::BulkRetry { filter, reason },
-            Change::Purge => Deed::BulkPurge { filter, reason },
-            Change::Resolve(resolution) => Deed::BulkResolve { filter, resolution: resolution.as_str(), reason },
+            Change::Retry => AuditEvent::BulkRetry { filter, reason },
+            Change::Purge => AuditEvent::BulkPurge { filter, reason },
+            Change::Resolve(resolution) => AuditEvent::BulkResolve { filter, resolution: resolution.as_str(), reason },
         }
     }
 }
 
 /// Removes a record with the request that was accepted for it, which would run again without the record. What a later request
 /// with its key has in the store stays.
-pub(super) async fn purge_one(store: &dyn Store, found: &Listed) -> Result<bool, Error> {
+pub(super) async fn purge_one(store: &dyn Store, found: &RecordEntry) -> Result<bool, Error> {
     remove_of(store, found).await?;
     remove_unchanged(store, found).await
 }
 
 /// Removes a record if it is still what was found: one that was claimed again meanwhile has an attempt that runs.
-async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Error> {
-    let Listed { id, record, origin, .. } = found;
+async fn remove_unchanged(store: &dyn Store, found: &RecordEntry) -> Result<bool, Error> {
+    let RecordEntry { id, record, origin, .. } = found;
     match record.state {
         record::State::InFlight | record::State::Unknown => {
             let released = store.settle(*id, record.attempt, End::Release).await?;
@@ -364,7 +364,7 @@ async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Err
             let attempt = Attempt(token);
             let (ttl, origin) = (LEASE, origin.as_ref().map_or(OriginId(0), Origin::id));
             let unknown_ttl = details(record).unknown_ttl.unwrap_or(UNKNOWN_TTL);
-            let own = Fresh { attempt, origin, lease: LEASE, ttl, unknown_ttl, head: record.head.clone() };
+            let own = NewRecord { attempt, origin, lease: LEASE, ttl, unknown_ttl, head: record.head.clone() };
             Ok(store.supersede(*id, record.version(), own).await? && store.remove(*id).await?)
         }
     }
@@ -381,7 +381,7 @@ fn pinned(filter: &Filter, as_of: Option<Timestamp>) -> Filter {
 
 /// Whether a record stood as it stands now at that time, and was as old then as the filter says. One that is unknown and cannot be
 /// read does not tell: it may have been in flight.
-fn stood(found: &Listed, filter: &Filter, as_of: Timestamp) -> bool {
+fn stood(found: &RecordEntry, filter: &Filter, as_of: Timestamp) -> bool {
     let record = &found.record;
     if filter.older_than.is_some_and(|age| record.claimed_at.plus(age) > as_of) {
         return false;
@@ -431,7 +431,7 @@ impl Report {
     }
 
     /// Counts one that is to be changed.
-    fn found(&mut self, found: &Listed) {
+    fn found(&mut self, found: &RecordEntry) {
         self.matched += 1;
         if self.ids.len() < SHOWN {
             self.ids.push(found.id.to_string());

@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::State;
-use super::access::Asker;
+use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, empty, json};
-use super::audit::{Deed, Outcome};
+use super::audit::{AuditEvent, Outcome};
 use super::endpoints::REVEALING;
 use super::forms;
 use super::query::{DEFAULT_LIMIT, bad, limit, pairs, unknown};
@@ -21,7 +21,7 @@ use super::wanted::id_prefix;
 use crate::idempotency::codec;
 use crate::idempotency::record::{self, RecordId};
 use crate::store::deliveries::{self as queue, Delivery, DeliveryFilter, DeliveryState, Sequence};
-use crate::store::{Error, Listed, Origin, OriginId};
+use crate::store::{Error, Origin, OriginId, RecordEntry};
 use crate::telemetry::deliveries::{ended_attempts, is_given_up_as_unknown};
 use crate::telemetry::rfc3339;
 
@@ -89,7 +89,7 @@ struct DeliveryView {
 }
 
 /// `GET /api/v1/deliveries`
-pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn list(state: &State, query: Option<&str>, asker: &Principal) -> Result<Answer, Problem> {
     let mut filter = DeliveryFilter { service: Some(state.service.clone()), ..DeliveryFilter::default() };
     let (mut most, mut after) = (DEFAULT_LIMIT, None);
     for (name, value) in pairs(query)? {
@@ -128,7 +128,12 @@ pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> R
 }
 
 /// `POST /api/v1/deliveries/pause` and `resume`
-pub(super) async fn pause(state: &State, body: Incoming, is_paused: bool, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn pause(
+    state: &State,
+    body: Incoming,
+    is_paused: bool,
+    asker: &Principal,
+) -> Result<Answer, Problem> {
     let RouteBody { route, reason } = read(body, "{\"route\": \"...\", \"reason\": \"...\"}").await?;
     check_optional(&reason)?;
     let store = state.opened()?;
@@ -139,7 +144,7 @@ pub(super) async fn pause(state: &State, body: Incoming, is_paused: bool, asker:
              the upstream at once",
         ));
     }
-    let deed = Deed::Pause { route: &route, is_paused, reason: &reason };
+    let deed = AuditEvent::Pause { route: &route, is_paused, reason: &reason };
     let begun = state.begin(asker, deed).await?;
     let changed = async { queue::of(&**store)?.pause(origin, is_paused).await }.await.map_err(|error| match error {
         Error::Determinate(_) => unavailable(error),
@@ -166,7 +171,7 @@ pub(super) async fn pause(state: &State, body: Incoming, is_paused: bool, asker:
 }
 
 /// `POST /api/v1/records/{id}/retry`
-pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &Principal) -> Result<Answer, Problem> {
     let RetryBody { reason } = read(body, "{\"reason\": \"...\"}").await?;
     check_optional(&reason)?;
     let found = find(state, id).await?.ok_or_else(|| Kind::NotFound.because("no accepted request has this id"))?;
@@ -179,7 +184,7 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &A
              with `complete` if it ran; if it did not, with `release`, and then retry",
         ));
     }
-    let deed = Deed::Retry { found: &found, reason: &reason };
+    let deed = AuditEvent::Retry { found: &found, reason: &reason };
     let begun = state.begin(asker, deed).await?;
     let store = state.opened()?;
     let queued = async { queue::of(&**store)?.requeue(id).await }.await.map_err(unavailable);
@@ -197,7 +202,7 @@ pub(super) async fn is_held(state: &State, dead: &Delivery) -> Result<bool, Prob
     if !is_given_up_as_unknown(dead) {
         return Ok(false);
     }
-    let record = state.opened()?.get(dead.id).await.map_err(unavailable)?.filter(Listed::is_live);
+    let record = state.opened()?.get(dead.id).await.map_err(unavailable)?.filter(RecordEntry::is_live);
     Ok(record.is_some_and(|listed| listed.record.state == record::State::Unknown))
 }
 
@@ -206,10 +211,10 @@ pub(super) async fn discard(
     state: &State,
     id: RecordId,
     reason: Option<&str>,
-    asker: &Asker,
+    asker: &Principal,
 ) -> Result<Answer, Problem> {
     let found = find(state, id).await?.ok_or_else(absent)?;
-    let deed = Deed::Discard { found: &found, reason };
+    let deed = AuditEvent::Discard { found: &found, reason };
     let begun = state.begin(asker, deed).await?;
     let queue = queue::of(&**state.opened()?).map_err(unavailable)?;
     let discarded = queue.discard(found.id, found.token).await.map_err(unavailable);

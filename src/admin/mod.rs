@@ -41,9 +41,9 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::http::accept::{ServerTls, TlsFiles};
 use crate::http::socket::Listen;
 use crate::http::usage::Usage;
-use crate::idempotency::identity::Identifiers;
+use crate::idempotency::identity::RecordIdHashers;
 use crate::store::Store;
-use crate::store::sealed::Keeper;
+use crate::store::sealed::Resealer;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::observed::ObservedReport;
 
@@ -133,10 +133,10 @@ pub struct State {
     readiness: Readiness,
     configured: ArcSwap<Configured>,
     tls: ArcSwapOption<ServerTls>,
-    identifiers: Identifiers,
+    identifiers: RecordIdHashers,
     service: Arc<str>,
     store: OnceLock<Arc<dyn Store>>,
-    keeper: OnceLock<Arc<Keeper>>,
+    keeper: OnceLock<Arc<Resealer>>,
     reloads: OnceLock<mpsc::Sender<ReloadRequest>>,
     ping: readiness::Ping,
     listings: Semaphore,
@@ -167,7 +167,7 @@ impl State {
         settings: &Settings,
         metrics: Metrics,
         readiness: Readiness,
-        identifiers: Identifiers,
+        identifiers: RecordIdHashers,
         service: Arc<str>,
         routes: Vec<RouteInfo>,
     ) -> Self {
@@ -198,7 +198,7 @@ impl State {
     }
 
     /// The store has keys, and this looks after them. Only the first call counts.
-    pub fn set_keeper(&self, keeper: Arc<Keeper>) {
+    pub fn set_keeper(&self, keeper: Arc<Resealer>) {
         if self.keeper.set(keeper).is_err() {
             tracing::debug!("the admin listener has its keys already");
         }

@@ -8,9 +8,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::SemaphorePermit;
 
-use super::access::Asker;
+use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, empty, json};
-use super::audit::Deed;
+use super::audit::AuditEvent;
 use super::bulk::purge_one;
 use super::endpoints::REVEALING;
 use super::query::{self, Query};
@@ -20,7 +20,7 @@ use super::wanted::{Selection, begins};
 use super::{MAX_LISTINGS, State, deliveries};
 use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::record::{self, RecordId};
-use crate::store::{self, Cursor, Error, ErrorKind, Filter, Listed, Store};
+use crate::store::{self, Cursor, Error, ErrorKind, Filter, RecordEntry, Store};
 
 /// How long pages are looked through for the first record of a scope. An empty page may have a next one.
 const LIST_PATIENCE: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ pub(super) struct Page {
 }
 
 /// `GET /api/v1/records`
-pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn list(state: &State, query: Option<&str>, asker: &Principal) -> Result<Answer, Problem> {
     let Query { wanted, limit, after } = Query::parse(query)?;
     if wanted.is_guess() {
         asker.must_be(REVEALING, "a filter by key or scope").map_err(|refused| state.refused(refused))?;
@@ -67,7 +67,7 @@ pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> R
     }
     let on_file = store.identities().await.map_err(unavailable)?;
     let next = next.map(|next| next.to_string());
-    let records = records.iter().map(|listed| RecordView::of(listed, &on_file, Extent::Listed, asker.role));
+    let records = records.iter().map(|listed| RecordView::of(listed, &on_file, Extent::RecordEntry, asker.role));
     Ok(json(StatusCode::OK, &Page { records: records.collect(), next }))
 }
 
@@ -81,13 +81,17 @@ struct Sifting<'a> {
 }
 
 impl Sifting<'_> {
-    fn passes(&self, listed: &Listed) -> bool {
+    fn passes(&self, listed: &RecordEntry) -> bool {
         let is_of = |tags: &[ScopeTag]| belongs(&listed.record, tags) == Belongs::Yes;
         begins(listed.id, &self.prefixes) && self.tags.as_deref().is_none_or(is_of)
     }
 
     /// The first `limit` of them, or fewer.
-    async fn page(&self, mut after: Option<Cursor>, limit: usize) -> Result<(Vec<Listed>, Option<Cursor>), Problem> {
+    async fn page(
+        &self,
+        mut after: Option<Cursor>,
+        limit: usize,
+    ) -> Result<(Vec<RecordEntry>, Option<Cursor>), Problem> {
         let began = Instant::now();
         // A store may look at all records for each page: where few of them are wanted, pages are long.
         let sifts = self.tags.is_some() || !self.prefixes.is_empty();
@@ -129,7 +133,7 @@ pub(super) async fn show(
     id: RecordId,
     query: Option<&str>,
     headers: &HeaderMap,
-    asker: &Asker,
+    asker: &Principal,
 ) -> Result<Answer, Problem> {
     let revealed = revealed(query)?;
     if revealed != Revealed::default() {
@@ -152,10 +156,10 @@ pub(super) async fn show(
     };
     let on_file = state.opened()?.identities().await.map_err(unavailable)?;
     if revealed.answer && found.record.state == record::State::Completed {
-        state.note(asker, Deed::ReadAnswer { found: &found }).await?;
+        state.note(asker, AuditEvent::ReadAnswer { found: &found }).await?;
     }
     if revealed.key && keeps_key(&found) {
-        state.note(asker, Deed::ReadKey { found: &found }).await?;
+        state.note(asker, AuditEvent::ReadKey { found: &found }).await?;
     }
     Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, Extent::Described(revealed), asker.role)))
 }
@@ -178,7 +182,12 @@ fn revealed(query: Option<&str>) -> Result<Revealed, Problem> {
 }
 
 /// `DELETE /api/v1/records/{id}?reason=`
-pub(super) async fn remove(state: &State, id: RecordId, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn remove(
+    state: &State,
+    id: RecordId,
+    query: Option<&str>,
+    asker: &Principal,
+) -> Result<Answer, Problem> {
     let reason = query::reason(query)?;
     if let Some(reason) = &reason {
         check_reason(reason)?;
@@ -189,7 +198,7 @@ pub(super) async fn remove(state: &State, id: RecordId, query: Option<&str>, ask
         }
         found => found?,
     };
-    let deed = Deed::Purge { found: &found, reason: reason.as_deref() };
+    let deed = AuditEvent::Purge { found: &found, reason: reason.as_deref() };
     let begun = state.begin(asker, deed).await?;
     let removed = purge_one(&**state.opened()?, &found).await.map_err(unavailable);
     let changed = || Kind::NotFound.because("the record changed while it was to be removed: look at it again");
@@ -219,7 +228,7 @@ pub(super) fn check_reason(reason: &str) -> Result<(), Problem> {
 }
 
 /// The record of an id, unless it is another service's.
-pub(super) async fn find(state: &State, id: RecordId) -> Result<Listed, Problem> {
+pub(super) async fn find(state: &State, id: RecordId) -> Result<RecordEntry, Problem> {
     let found = state.opened()?.get(id).await.map_err(unavailable)?;
     found
         .filter(|listed| listed.origin.as_ref().is_none_or(|origin| origin.service == state.service))

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::State;
-use super::access::Asker;
+use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, json};
-use super::audit::{self, Deed, Outcome};
+use super::audit::{self, AuditEvent, Outcome};
 use super::resolve::receive_nothing;
 
 /// Asks the process to read its configuration again, and takes the report.
@@ -49,12 +49,12 @@ pub struct ReloadProblem {
 }
 
 /// Has the configuration read again.
-pub(super) async fn reload(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn reload(state: &State, body: Incoming, asker: &Principal) -> Result<Answer, Problem> {
     receive_nothing(body).await?;
     let (reply, report) = oneshot::channel();
     let reloads = state.reloads.get().ok_or_else(|| Kind::NotReady.because("the gate is starting"))?;
     let stopping = || Kind::NotReady.because("the gate is stopping");
-    let begun = state.begin(asker, Deed::Reload).await?;
+    let begun = state.begin(asker, AuditEvent::Reload).await?;
     reloads.send(reply).await.map_err(|_| stopping())?;
     let report = report.await.map_err(|_| stopping())?;
     let (status, word, outcome) = match &report {

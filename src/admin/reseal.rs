@@ -8,9 +8,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::State;
-use super::access::Asker;
+use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, json};
-use super::audit::{self, Deed, Outcome};
+use super::audit::{self, AuditEvent, Outcome};
 use super::records::unavailable;
 use super::resolve::receive_nothing;
 use crate::idempotency::record::RecordId;
@@ -46,7 +46,7 @@ pub(super) async fn reseal(
     state: &State,
     after: Option<RecordId>,
     body: Incoming,
-    asker: &Asker,
+    asker: &Principal,
 ) -> Result<Answer, Problem> {
     receive_nothing(body).await?;
     state.opened()?;
@@ -56,7 +56,7 @@ pub(super) async fn reseal(
         );
     };
     let _turn = state.change_slot()?;
-    let begun = state.begin(asker, Deed::Reseal).await?;
+    let begun = state.begin(asker, AuditEvent::Reseal).await?;
     let done = keeper.reseal(after, PATIENCE).await.map_err(unavailable)?;
     if done.resealed > 0 {
         audit::log_reseal(asker, done.resealed);

@@ -16,14 +16,14 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Number, Value};
 
 use super::State;
-use super::access::Asker;
+use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, empty};
-use super::audit::Deed;
+use super::audit::AuditEvent;
 use super::forms;
 use super::records::{MAX_REASON, absent, check_optional, find, unavailable};
 use crate::idempotency::codec::{self, Content};
 use crate::idempotency::record::{self, Record, RecordId};
-use crate::store::{End, Expiry, Listed, Settled, deliveries};
+use crate::store::{End, Expiry, RecordEntry, Settled, deliveries};
 
 /// Largest body, in bytes: it carries an answer in base64.
 const MAX_BODY: usize = 32 * 1024 * 1024;
@@ -86,11 +86,11 @@ pub(super) enum Resolution {
 }
 
 /// `POST /api/v1/records/{id}/resolve`
-pub(super) async fn resolve(state: &State, id: RecordId, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
+pub(super) async fn resolve(state: &State, id: RecordId, body: Incoming, asker: &Principal) -> Result<Answer, Problem> {
     let (resolution, reason) = parse(&receive(body).await?)?;
     let found = find(state, id).await?;
     resolution.check(&found)?;
-    let deed = Deed::Resolve { found: &found, resolution: resolution.as_str(), reason: &reason };
+    let deed = AuditEvent::Resolve { found: &found, resolution: resolution.as_str(), reason: &reason };
     let begun = state.begin(asker, deed).await?;
     let applied = resolution.apply(state, &found).await;
     if applied.is_ok() {
@@ -128,14 +128,14 @@ impl Resolution {
     }
 
     /// Refuses a record that is not unknown.
-    fn check(&self, found: &Listed) -> Result<(), Problem> {
+    fn check(&self, found: &RecordEntry) -> Result<(), Problem> {
         if found.record.state == record::State::Unknown { Ok(()) } else { Err(not_unknown(&found.record, found.now)) }
     }
 
     /// Ends the attempt of an unknown record so.
-    pub(super) async fn apply(&self, state: &State, found: &Listed) -> Result<(), Problem> {
+    pub(super) async fn apply(&self, state: &State, found: &RecordEntry) -> Result<(), Problem> {
         self.check(found)?;
-        let Listed { id, origin, record, now } = found;
+        let RecordEntry { id, origin, record, now } = found;
         let end = match self {
             Self::Release => End::Release,
             Self::Complete(answer) => {

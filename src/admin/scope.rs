@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::idempotency::codec::Head;
 use crate::idempotency::credential::{Credential, Kind};
-use crate::idempotency::identity::{Identifier, ScopeTag};
+use crate::idempotency::identity::{RecordIdHasher, ScopeTag};
 use crate::idempotency::record::Record;
 use crate::idempotency::scope::{Caller, ScopePart};
 use crate::idempotency::token::TokenClaims;
@@ -97,7 +97,7 @@ impl ScopeValue {
     }
 
     /// The tags of which the records of the value have one.
-    pub(super) fn tags(&self, identifier: &Identifier) -> Vec<ScopeTag> {
+    pub(super) fn tags(&self, identifier: &RecordIdHasher) -> Vec<ScopeTag> {
         let none = HeaderMap::new();
         self.made_by.iter().map(|made_by| identifier.scope_tag(&self.part, made_by.caller(&none))).collect()
     }
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_scope_is_a_part_and_its_value() {
-        let tag = |text: &str| ScopeValue::parse(text).unwrap().tags(&Identifier::new("s".into(), None));
+        let tag = |text: &str| ScopeValue::parse(text).unwrap().tags(&RecordIdHasher::new("s".into(), None));
         assert_eq!(tag("header:X-Tenant=acme"), tag("X-Tenant: acme"));
         assert_eq!(tag("header:x-tenant=acme"), tag("X-TENANT:acme"));
         let others = [

@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use self::oldest::{Oldest, Search};
 use self::window::{Bases, SAMPLE_EVERY, Window};
 use super::State;
-use super::access::Asker;
+use super::access::Principal;
 use super::answer::{Answer, json};
 use super::deliveries;
 use super::tokens::Role;
@@ -203,7 +203,7 @@ pub(super) async fn keep_sampling(state: Arc<State>) {
     }
 }
 
-pub(super) async fn answer(state: &State, asker: &Asker) -> Answer {
+pub(super) async fn answer(state: &State, asker: &Principal) -> Answer {
     let reason = state.why_not_ready().await;
     let oldest = match state.store.get() {
         Some(store) => state.stats.oldest_unknown.oldest(store, &state.service).await,
@@ -213,7 +213,7 @@ pub(super) async fn answer(state: &State, asker: &Asker) -> Answer {
 }
 
 impl Stats {
-    fn new(state: &State, asker: &Asker, reason: Option<&'static str>, oldest: Option<Oldest>) -> Self {
+    fn new(state: &State, asker: &Principal, reason: Option<&'static str>, oldest: Option<Oldest>) -> Self {
         let (traffic, levels) = (state.metrics.traffic(), state.metrics.levels());
         let since = Since::new(state, &traffic);
         let limits = limits(state, &levels);

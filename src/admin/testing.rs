@@ -16,14 +16,14 @@ use tokio::sync::watch;
 use super::*;
 use crate::idempotency::codec::{Answer, Details, Head};
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
-use crate::idempotency::identity::{Identifier, Identifiers};
+use crate::idempotency::identity::{RecordIdHasher, RecordIdHashers};
 use crate::idempotency::key::Key;
 use crate::idempotency::record::{Attempt, RecordId, RequestId, Timestamp};
 use crate::idempotency::scope::{Caller, ScopePart};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::deliveries::{self as queue, Acceptance, Lane, NewDelivery};
 use crate::store::memory::Memory;
-use crate::store::{Claim, End, Expiry, Fresh, Identity, Origin, Settled};
+use crate::store::{Claim, End, Expiry, Identity, NewRecord, Origin, Settled};
 
 /// How long an unknown outcome is kept.
 const UNKNOWN_TTL: Duration = Duration::from_secs(86400);
@@ -125,7 +125,7 @@ pub(super) async fn start_with(tokens: &[(&str, Role, &str)]) -> Admin {
         &settings,
         Metrics::new(),
         readiness.clone(),
-        Identifiers::only(identifier()),
+        RecordIdHashers::only(identifier()),
         "shop".into(),
         routes,
     ));
@@ -138,8 +138,8 @@ pub(super) fn token((name, role, secret): &(&str, Role, &str)) -> Token {
     Token { name: (*name).into(), role: *role, secret: Secret((*secret).to_owned()) }
 }
 
-pub(super) fn identifier() -> Identifier {
-    Identifier::new("shop".into(), None)
+pub(super) fn identifier() -> RecordIdHasher {
+    RecordIdHasher::new("shop".into(), None)
 }
 
 pub(super) fn origin(route: &str) -> Origin {
@@ -185,7 +185,7 @@ impl Admin {
     /// Claims `key` as the gate would, and gives its id and its attempt.
     pub(crate) async fn claim(&self, route: &str, key: &str) -> (RecordId, Attempt) {
         let (id, attempt, head) = Self::request(route, key);
-        let fresh = Fresh {
+        let fresh = NewRecord {
             attempt,
             origin: origin(route).id(),
             lease: LEASE,

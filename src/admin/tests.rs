@@ -21,7 +21,7 @@ use crate::idempotency::codec::Answer;
 use crate::idempotency::record::{Attempt, RecordId, State, Timestamp};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
-use crate::store::{End, Fresh, Origin, Store};
+use crate::store::{End, NewRecord, Origin, Store};
 
 #[tokio::test]
 async fn readiness_says_why_not() {
@@ -280,7 +280,7 @@ async fn the_records_of_another_service_are_not_there() {
     let other = Origin { service: "billing".into(), namespace: "charge".into(), route: "charge".into() };
     admin.store.adopt(vec![other.clone()], Vec::new(), false).await.unwrap();
     let id = RecordId([3; 32]);
-    let fresh = Fresh {
+    let fresh = NewRecord {
         attempt: Attempt([1; 16]),
         origin: other.id(),
         lease: LEASE,
@@ -298,7 +298,7 @@ async fn the_records_of_another_service_are_not_there() {
 #[tokio::test]
 async fn a_record_that_cannot_be_read_is_shown_and_said_to_be_so() {
     let admin = start(None).await;
-    let fresh = Fresh {
+    let fresh = NewRecord {
         attempt: Attempt([1; 16]),
         origin: origin("charge").id(),
         lease: LEASE,

@@ -14,7 +14,7 @@ use crate::idempotency::encoding::Hex;
 use crate::idempotency::record::{Record, RequestId, State};
 use crate::idempotency::recovery::unknown_since;
 use crate::idempotency::unknown::UnknownCause;
-use crate::store::{Listed, NamespaceRules, Origin, is_orphaned};
+use crate::store::{NamespaceRules, Origin, RecordEntry, is_orphaned};
 use crate::telemetry::rfc3339;
 
 /// A record without its secrets: no attempt, no whole key, and no header or body unless they are asked for.
@@ -92,7 +92,7 @@ struct WholeAnswer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     /// What a list of records has: nothing of what the attempt left.
-    Listed,
+    RecordEntry,
     /// All but what only an operator who asks for it gets.
     Described(Revealed),
 }
@@ -108,20 +108,20 @@ pub(super) struct Revealed {
 
 impl RecordView {
     /// As somebody of this role sees it. `on_file` is what the store has of all namespaces.
-    pub(super) fn of(listed: &Listed, on_file: &[NamespaceRules], extent: Extent, role: Role) -> Self {
-        let Listed { id, origin, record, now } = listed;
+    pub(super) fn of(listed: &RecordEntry, on_file: &[NamespaceRules], extent: Extent, role: Role) -> Self {
+        let RecordEntry { id, origin, record, now } = listed;
         let head = Head::decode(&record.head);
         let answer = record.answer.as_ref().filter(|_| record.state == State::Completed).map(Answer::decode);
         let unreadable = head.is_err() || matches!(answer, Some(Err(_)));
         let head = head.ok();
         let revealed = match extent {
-            Extent::Listed => Revealed::default(),
+            Extent::RecordEntry => Revealed::default(),
             Extent::Described(revealed) => revealed,
         };
         let details = head.as_ref().map(Head::details).unwrap_or_default();
         let unknown = (record.state == State::Unknown).then(|| UnknownView {
             unknown_since: unknown_since(record, &details).map(rfc3339),
-            unknown_because: (extent != Extent::Listed).then(|| because(record, &details)),
+            unknown_because: (extent != Extent::RecordEntry).then(|| because(record, &details)),
         });
         let whole_key = details.key.as_ref().filter(|_| revealed.key).map(|key| key.as_str().to_owned());
         let shortened = || head.as_ref().map(|head| head.key.clone());
@@ -201,7 +201,7 @@ pub(super) fn claiming_request(record: &Record) -> Option<String> {
 }
 
 /// Whether a record keeps its whole key.
-pub(super) fn keeps_key(found: &Listed) -> bool {
+pub(super) fn keeps_key(found: &RecordEntry) -> bool {
     Head::decode(&found.record.head).is_ok_and(|head| head.details().key.is_some())
 }
 

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::complain;
-use crate::config::{Believed, Flags, Sources, client_tls, load_admin, load_admin_address};
+use crate::config::{Flags, ServerTrust, Sources, client_tls, load_admin, load_admin_address};
 use crate::http::socket::Listen;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ impl AdminArgs {
             None => None,
         };
         let own = match &settings {
-            Some(settings) => settings.tls.as_ref().map(|tls| Believed::Own(tls.files.cert.clone())),
+            Some(settings) => settings.tls.as_ref().map(|tls| ServerTrust::Own(tls.files.cert.clone())),
             None => self.believed_of_unreadable()?,
         };
         let address = match (&self.admin, &settings) {
@@ -91,10 +91,10 @@ impl AdminArgs {
 
     /// Whom to believe where `[admin]` cannot be read, such as by somebody who may not read its key: a token must not go in the clear to a
     /// listener that encrypts.
-    fn believed_of_unreadable(&self) -> anyhow::Result<Option<Believed>> {
+    fn believed_of_unreadable(&self) -> anyhow::Result<Option<ServerTrust>> {
         let Some(config) = self.config.clone() else { return Ok(None) };
         match load_admin_address(Sources::of_process(Some(config), Flags::default())) {
-            Ok((_, is_encrypted)) => Ok(is_encrypted.then_some(Believed::SignedBySystem)),
+            Ok((_, is_encrypted)) => Ok(is_encrypted.then_some(ServerTrust::SignedBySystem)),
             Err(_) if self.admin.as_deref().is_some_and(stays_here) => Ok(None),
             Err(problems) => bail!(
                 "{problems}\nit does not say whether the admin listener encrypts: name it with http:// or https:// in --admin"
@@ -119,18 +119,18 @@ impl AdminArgs {
             }
         };
         // The request has nothing secret, and the gate may go on with a certificate that has left its file.
-        let tls = self.tls(&address, is_encrypted.then_some(Believed::Any))?;
+        let tls = self.tls(&address, is_encrypted.then_some(ServerTrust::Any))?;
         AdminClient::new(&address, None, tls)
     }
 
     /// How its connections are encrypted, where they are; `configured` is what the configuration says of its certificate.
-    fn tls(self, address: &str, configured: Option<Believed>) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+    fn tls(self, address: &str, configured: Option<ServerTrust>) -> anyhow::Result<Option<Arc<ClientConfig>>> {
         let Self { admin_ca, admin_cert, admin_key, .. } = self;
         let is_meant = configured.is_some() || admin_ca.is_some() || admin_cert.is_some() || admin_key.is_some();
         if address.starts_with("http://") || !is_meant && !address.starts_with(HTTPS) {
             return Ok(None);
         }
-        let believed = admin_ca.map(Believed::SignedBy).or(configured).unwrap_or(Believed::SignedBySystem);
+        let believed = admin_ca.map(ServerTrust::SignedBy).or(configured).unwrap_or(ServerTrust::SignedBySystem);
         client_tls(believed, admin_cert, admin_key).map(Some).map_err(|wrong| anyhow!(wrong))
     }
 }

@@ -32,7 +32,7 @@ use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::store::Store;
-use crate::store::sealed::{Keeper, Keyring};
+use crate::store::sealed::{Keyring, Resealer};
 use crate::telemetry::access_log::{AccessLog, Output};
 use crate::telemetry::{access_log, logs, metrics::Metrics};
 use crate::worker;
@@ -180,7 +180,7 @@ pub(super) struct Serving {
     /// Whether other gates may write to it.
     is_shared: bool,
     /// What seals records, where the start had keys for it.
-    keeper: Option<Arc<Keeper>>,
+    keeper: Option<Arc<Resealer>>,
     readiness: Readiness,
     notices: Notices,
     servers: JoinSet<()>,

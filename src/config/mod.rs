@@ -70,7 +70,7 @@ pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
 pub use store::{Postgres, Redis, Store};
-pub use tls::{Believed, client as client_tls, reread as reread_tls};
+pub use tls::{ServerTrust, client as client_tls, reread as reread_tls};
 pub use units::show_duration;
 
 /// Everything that is configured.

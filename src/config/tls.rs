@@ -77,7 +77,7 @@ pub fn reread(files: &TlsFiles) -> Result<Arc<ServerConfig>, String> {
 
 /// Which certificate of a listener a command believes.
 #[derive(Debug)]
-pub enum Believed {
+pub enum ServerTrust {
     /// Any: the gate sends it nothing secret.
     Any,
     /// The one in this file, by whatever name the listener is reached.
@@ -92,7 +92,7 @@ pub enum Believed {
 ///
 /// # Errors
 /// The files cannot be used, for this reason.
-pub fn client(believed: Believed, cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Arc<ClientConfig>, String> {
+pub fn client(believed: ServerTrust, cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Arc<ClientConfig>, String> {
     let mut wrong = Vec::new();
     let names = ("--admin-cert", "--admin-key");
     let text = |path: Option<PathBuf>| path.map(|path| path.display().to_string());
@@ -102,10 +102,10 @@ pub fn client(believed: Believed, cert: Option<PathBuf>, key: Option<PathBuf>) -
         Some(roots)
     };
     let trust = match believed {
-        Believed::Any => Some(Trust::Anybody),
-        Believed::Own(file) => roots("admin.tls.cert", &file).map(Trust::Certificate),
-        Believed::SignedBy(file) => roots("--admin-ca", &file).map(Trust::Host),
-        Believed::SignedBySystem => pem::system_roots("--admin-ca", &mut wrong).map(Trust::Host),
+        ServerTrust::Any => Some(Trust::Anybody),
+        ServerTrust::Own(file) => roots("admin.tls.cert", &file).map(Trust::Certificate),
+        ServerTrust::SignedBy(file) => roots("--admin-ca", &file).map(Trust::Host),
+        ServerTrust::SignedBySystem => pem::system_roots("--admin-ca", &mut wrong).map(Trust::Host),
     };
     let identity = identity.map(|(identity, _)| identity);
     let config = trust.and_then(|trust| pem::client(trust, identity, names, &mut wrong));

@@ -15,7 +15,7 @@ use super::kept::Kept;
 use super::pass::{no_room_for_request, spool_problem};
 use super::protected::{ProtectedRequest, RETRY_SOON, digest};
 use super::request::Head;
-use super::second_look::elsewhere_first;
+use super::second_look::other_id_first;
 use super::{Gate, RouteState, deliver, request_status};
 use crate::http::body::Body;
 use crate::http::prefer;
@@ -26,13 +26,13 @@ use crate::idempotency::codec::{self, AcceptedRequest, Details};
 use crate::idempotency::decide::{Decision, difference};
 use crate::idempotency::delivery::{Async, met_by_delivery};
 use crate::idempotency::fingerprint::Fingerprint;
-use crate::idempotency::identity::Identifier;
+use crate::idempotency::identity::RecordIdHasher;
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
 use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, Taken};
-use crate::store::{Error, Listed, Store};
+use crate::store::{Error, RecordEntry, Store};
 use crate::telemetry::outcome::{Code, Outcome};
 
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -94,7 +94,7 @@ impl ProtectedRequest {
     /// Keeps it, if it may run, unless there is something of its key already.
     async fn keep_or_find(&self) -> Result<Known, Problem> {
         // Under an id of a former secret, nothing new is made: what it found there is gone since.
-        let barred = self.bar().or_else(|| (self.made_by > 0).then(elsewhere_first));
+        let barred = self.bar().or_else(|| (self.made_by > 0).then(other_id_first));
         match barred {
             // What may not run any more still gets what became of it.
             Some(problem) => self.look().await.map_err(|error| self.not_accepted(&error))?.ok_or(problem),
@@ -105,7 +105,7 @@ impl ProtectedRequest {
     /// What the store knows of it already.
     async fn look(&self) -> Result<Option<Known>, Error> {
         let store = &*self.gate.shared.store;
-        if let Some(Listed { record, now, .. }) = store.get(self.id).await?.filter(Listed::is_live) {
+        if let Some(RecordEntry { record, now, .. }) = store.get(self.id).await?.filter(RecordEntry::is_live) {
             return Ok(Some(Known::Recorded(record, now)));
         }
         Ok(deliveries::of(store)?.delivery(self.id).await?.map(Known::Queued))
@@ -133,7 +133,7 @@ impl ProtectedRequest {
             Acceptance::Accepted => {
                 self.state.arrivals.notify_one();
                 // A retry finds out which of the two counts. This one stays: others may have got a 202 for it.
-                match self.second_look().is_elsewhere(&**store).await {
+                match self.second_look().stands_under_other_id(&**store).await {
                     Ok(false) => Ok(Known::Accepted),
                     Ok(true) => Err(unkept()),
                     Err(error) => Err(self.not_accepted(&error)),
@@ -230,7 +230,7 @@ impl ProtectedRequest {
         };
         Some(match timeout(self.gate.settings.settle_timeout, finding).await {
             Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => self.accepted_reply("queued"),
-            Ok(Ok((_, Some(Listed { record: same, .. })))) if same.version() == record.version() => {
+            Ok(Ok((_, Some(RecordEntry { record: same, .. })))) if same.version() == record.version() => {
                 self.permitted_reply(Decision::Unknown, Some(record.until)).await
             }
             // The other attempt has just ended, or the record has expired.
@@ -294,8 +294,8 @@ impl ProtectedRequest {
         let permit = gate.shared.usage.requests.acquire(1).map(Arc::new).ok_or(RETRY_SOON)?;
         let (key, policy) = (stored.key.clone(), &route.policy);
         let mut head = Head::accepted(stored, &gate.context).map_err(|_| unreadable())?;
-        if policy.scope.has_claims() {
-            gate.read_claims_again(&mut head);
+        if policy.scope.has_jwt_claims() {
+            gate.reread_jwt_claims(&mut head);
         }
         let memory = Account::from(&gate.shared.usage.memory);
         let body = Usage::count_body_or_half(memory, taken.body.clone()).map(Buffered::of).ok_or(RETRY_SOON)?;
@@ -303,7 +303,7 @@ impl ProtectedRequest {
         let digest = digest(gate, &recipe, &head, &body).await.map_err(|_| RETRY_SOON)?;
         // Whatever the rules are now: its client's retries found it under this id.
         let is_made_by =
-            |identifier: &Identifier| identifier.id(&route.namespace, &policy.scope, head.caller(), &key) == id;
+            |identifier: &RecordIdHasher| identifier.id(&route.namespace, &policy.scope, head.caller(), &key) == id;
         let made_by = gate.identifiers.all().position(is_made_by).unwrap_or_default();
         let Delivery { token, accepted_at, .. } = taken.delivery;
         let (head_of_record, timeout) = (taken.delivery.head.clone(), policy.deliver.timeout);

@@ -12,15 +12,15 @@ use super::answer::Client;
 use super::attempt::{self, Attempted};
 use super::probe::{ProbeLock, Probed};
 use super::protected::ProtectedRequest;
-use super::quota::Ticket;
+use super::quota::QuotaPermit;
 use super::second_look::SecondLook;
-use super::shared::{IdentityDigest, Shared};
+use super::shared::{RulesDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
 use crate::http::usage::{Account, Permit};
 use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
-use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
+use crate::store::{Claim, End, Error, NewRecord, RecordEntry, Settled};
 use crate::telemetry::notes::Notes;
 
 mod following;
@@ -33,12 +33,12 @@ enum Done {
     Followed(Follower, Option<Progress>),
     FollowedToEnd(Option<Progress>),
     Permitted(Permission),
-    Counted(Result<Ticket, Duration>, Permission),
+    Counted(Result<QuotaPermit, Duration>, Permission),
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
     /// The claim stands, and the request may not run: see [`SecondLook`].
     Elsewhere,
-    Looked(Result<Option<Listed>, Error>),
+    Looked(Result<Option<RecordEntry>, Error>),
     Locked(Result<Option<ProbeLock>, Error>),
     Probed(Box<Probed>),
     Attempted(Box<Attempted>),
@@ -48,14 +48,14 @@ enum Done {
 }
 
 /// The configuration does not change while it is held; it lists the identity rules that are no longer in force.
-type Permission = OwnedRwLockReadGuard<Vec<IdentityDigest>>;
+type Permission = OwnedRwLockReadGuard<Vec<RulesDigest>>;
 
 /// An action needs what no action before it has left: a bug. Nothing more can be done for the request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Missing(&'static str);
 
 /// Carries out the actions of one request's claim protocol.
-pub(super) struct Driver {
+pub(super) struct ActionExecutor {
     shared: Arc<Shared>,
     id: RecordId,
     began: Instant,
@@ -68,9 +68,9 @@ pub(super) struct Driver {
     follower: Option<Follower>,
     permission: Option<Permission>,
     /// The key that it took from a quota, until it is spent on an attempt.
-    ticket: Option<Ticket>,
+    ticket: Option<QuotaPermit>,
     /// The record that it claims.
-    fresh: Option<Fresh>,
+    fresh: Option<NewRecord>,
     /// Its place among those that wait.
     place: Option<Permit>,
     /// What the store had, or that it had nothing.
@@ -91,7 +91,7 @@ pub(super) struct Driver {
     _going: Arc<watch::Receiver<()>>,
 }
 
-impl Driver {
+impl ActionExecutor {
     pub(super) fn new(request: ProtectedRequest, client: Client) -> Self {
         Self {
             shared: Arc::clone(&request.gate.shared),
@@ -184,7 +184,7 @@ impl Driver {
                 let waits =
                     self.client.take().or_else(|| self.attempted.take().and_then(|before| before.into_client()));
                 let client = needed(waits, CLIENT)?;
-                self.ticket.take().into_iter().for_each(Ticket::spend);
+                self.ticket.take().into_iter().for_each(QuotaPermit::spend);
                 self.operate(async move {
                     Done::Attempted(Box::new(attempt::run(request, attempt, client, is_again).await))
                 });
@@ -245,10 +245,10 @@ impl Driver {
                 let end = needed(end, PROBED)?;
                 self.ask_store(async move { Done::Settled(store.settle(id, attempt, end).await) });
             }
-            Action::TakePlace => {
+            Action::AcquireWaitSlot => {
                 let request = needed(self.request.as_ref(), REQUEST)?;
                 self.place = Account::new(&shared.usage.waiting, Some(&|| request.party())).acquire(1);
-                return Ok(Some(if self.place.is_some() { Event::PlaceTaken } else { Event::NoPlace }));
+                return Ok(Some(if self.place.is_some() { Event::WaitSlotAcquired } else { Event::WaitSlotsFull }));
             }
             Action::Watch => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
@@ -373,7 +373,7 @@ impl Driver {
                 self.found = None;
                 Event::Looked(None)
             }
-            Done::Looked(Ok(Some(Listed { record, now, .. }))) => match self.view(record, now).await {
+            Done::Looked(Ok(Some(RecordEntry { record, now, .. }))) => match self.view(record, now).await {
                 Ok(view) => Event::Looked(Some(view)),
                 Err(problem) => self.failed(problem),
             },

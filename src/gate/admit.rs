@@ -109,7 +109,7 @@ impl<'a> Candidate<'a> {
             Ok(Found::Absent) => without_key(route),
             Ok(Found::NeedsBody) if self.asks_upgrade => refuse(request::upgrade_with_body(), false),
             Ok(_) if self.asks_upgrade => refuse(request::upgrade_with_key(), true),
-            Ok(found) if route.policy.scope.has_claims() && !self.head.is_token_known() => {
+            Ok(found) if route.policy.scope.has_jwt_claims() && !self.head.is_token_known() => {
                 Step::Verify { has_key: found != Found::NeedsBody }
             }
             Ok(Found::NeedsBody) => Step::NeedBody,

@@ -17,7 +17,7 @@ use crate::idempotency::identity::RulesTag;
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::{State, Timestamp};
 use crate::route::{Pattern, Route, Router};
-use crate::store::{Listed, NamespaceRules, is_orphaned};
+use crate::store::{NamespaceRules, RecordEntry, is_orphaned};
 
 /// How many requests are named of those that are alike.
 const EXAMPLES: usize = 3;
@@ -119,7 +119,7 @@ impl<'a> Coverage<'a> {
     }
 
     /// Looks at a record.
-    pub fn look_at(&mut self, listed: &Listed) {
+    pub fn look_at(&mut self, listed: &RecordEntry) {
         let Some(origin) = listed.origin.as_ref().filter(|origin| origin.service == self.service) else { return };
         let Some((namespace, former)) = self.changed.get_key_value(&origin.namespace).filter(|_| listed.is_live())
         else {

@@ -17,7 +17,7 @@ use crate::idempotency::delivery::{Deliver, NextTry};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{Record, RecordId, State, Timestamp};
 use crate::idempotency::recovery::Recovery;
-use crate::store::{Error, Listed};
+use crate::store::{Error, RecordEntry};
 use crate::telemetry::outcome::{Code, Outcome};
 
 /// How long a request waits that could not be run now, where nothing says how long.
@@ -119,7 +119,7 @@ impl Gate {
         // What the record says counts: an attempt that failed may have been released or held.
         // An expired record still tells how this attempt ended; an older record would have been superseded.
         let found = self.shared.store.get(id).await?;
-        let Some(Listed { record, now, .. }) = found else { return again(word.to_owned()) };
+        let Some(RecordEntry { record, now, .. }) = found else { return again(word.to_owned()) };
         // Before an upstream may be asked about an unknown outcome, there is no attempt.
         if reply.is_problem()
             && let (Outcome::Problem(Code::OutcomeUnknown), Recovery::Probe(probe)) = (reply.outcome, &policy.recovery)
@@ -204,7 +204,7 @@ mod tests {
     use crate::idempotency::key::Key;
     use crate::idempotency::record::{Attempt, RequestId};
     use crate::idempotency::recovery::{Probe, ProbePath};
-    use crate::store::{End, Fresh, OriginId};
+    use crate::store::{End, NewRecord, OriginId};
 
     #[tokio::test]
     async fn a_record_that_is_purged_ends_nothing_that_was_accepted_since() {
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(disposition(false, Outcome::Replayed).await, Disposition::Done);
         let (lease, ttl, unknown_ttl) = (SOON, SOON, SOON);
         let fresh =
-            Fresh { attempt: Attempt([1; 16]), origin: OriginId(1), lease, ttl, unknown_ttl, head: Bytes::new() };
+            NewRecord { attempt: Attempt([1; 16]), origin: OriginId(1), lease, ttl, unknown_ttl, head: Bytes::new() };
         gate.shared.store.claim(id, fresh.clone()).await.unwrap();
         assert_eq!(disposition(true, reused).await, Disposition::Wait(SOON), "another attempt runs");
         let end = End::Hold { cause: Bytes::new() };
@@ -238,7 +238,7 @@ mod tests {
         let key = Key::parse("k", 255).unwrap();
         let head = Head::new(fingerprint, http::Method::POST, "/", &key).encode();
         let (attempt, lease) = (Attempt([1; 16]), Duration::from_secs(60));
-        let fresh = Fresh { attempt, origin: OriginId(1), lease, ttl: lease, unknown_ttl: lease, head };
+        let fresh = NewRecord { attempt, origin: OriginId(1), lease, ttl: lease, unknown_ttl: lease, head };
         gate.shared.store.claim(id, fresh).await.unwrap();
         gate.shared.store.settle(id, attempt, End::Hold { cause: Bytes::new() }).await.unwrap();
         let path = ProbePath::parse("/by/{key}").unwrap();

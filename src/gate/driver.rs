@@ -10,7 +10,7 @@ use http::Request;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::actions::Driver;
+use super::actions::ActionExecutor;
 use super::admit::{Admission, Candidate, Refusal, Step, Unprotected};
 use super::answer::{Client, CrossOrigin, Reply};
 use super::jwt::unverified;
@@ -217,7 +217,7 @@ fn overloaded(why: &str) -> Problem {
 /// for another's attempt, or replies what the record says.
 pub(super) async fn drive(request: ProtectedRequest, client: Client) {
     let mut protocol = Protocol::new(request.limits());
-    let mut driver = Driver::new(request, client);
+    let mut driver = ActionExecutor::new(request, client);
     let (mut event, mut age) = (Event::Begin, driver.age());
     loop {
         let mut at_once = None;

@@ -169,8 +169,8 @@ pub fn explain(settings: &Settings, router: &Router, sample: Sample<'_>) -> Expl
     let has_key = KeyPlaces::of(router).has_key(&head.method, &head.uri, &head.headers);
     let token = settings.jwt.as_ref().map_or(Examined::Known(None), |jwt| jwt.examine(&head.headers));
     match &token {
-        Examined::Known(claims) => head.set_claims(claims.clone()),
-        Examined::Unknown => head.set_claims(None),
+        Examined::Known(claims) => head.set_jwt_claims(claims.clone()),
+        Examined::Unknown => head.set_jwt_claims(None),
         Examined::Refused(_) => {}
     }
     let asked = Inquiry { settings, head: &head, upgrades, body, client_ip, lacks_certificate, token };

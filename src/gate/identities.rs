@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::shared::IdentityDigest;
+use super::shared::RulesDigest;
 use super::{Gate, Settings};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::idempotency::fingerprint::Recipe;
-use crate::idempotency::identity::{CallerRules, Identifier};
+use crate::idempotency::identity::{CallerRules, RecordIdHasher};
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, Seal};
 use crate::idempotency::record::RecordId;
@@ -109,7 +109,7 @@ impl<'a> IdentityRules<'a> {
             if !identities.iter().any(|known| known.namespace == route.namespace) {
                 let coverage = Some(describe_coverage(self.router, &route.namespace));
                 let digests = identifiers.others.iter().map(|identifier| digest(identifier, route, callers));
-                let digests: Vec<IdentityDigest> = digests.collect();
+                let digests: Vec<RulesDigest> = digests.collect();
                 let others = digests.iter().map(|digest| RecordId(*digest).to_string()).collect();
                 identities.push(Identity {
                     service: Arc::clone(service),
@@ -205,7 +205,7 @@ pub(super) fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>)
 }
 
 /// The digest of the rules of a route.
-pub(super) fn digest(identifier: &Identifier, route: &Route, callers: CallerRules<'_>) -> IdentityDigest {
+pub(super) fn digest(identifier: &RecordIdHasher, route: &Route, callers: CallerRules<'_>) -> RulesDigest {
     let policy = &route.policy;
     identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint, callers)
 }
@@ -249,7 +249,7 @@ mod tests {
     fn former_default(namespace: &str, secret: Option<&[u8]>) -> [u8; 32] {
         let Policy { key, fingerprint, .. } = Policy::default();
         let scope = FORMER_DEFAULT_SCOPE.map(|word| ScopePart::parse(word).unwrap());
-        let identifier = Identifier::new("default".into(), secret.map(Arc::from));
+        let identifier = RecordIdHasher::new("default".into(), secret.map(Arc::from));
         identifier.rules_digest(namespace, &scope, &key, &fingerprint, "")
     }
 
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(scope(found), FORMER_DEFAULT_SCOPE);
         // Its own, under another name.
         let Policy { key, fingerprint, .. } = Policy::default();
-        let identifier = Identifier::new("default".into(), None);
+        let identifier = RecordIdHasher::new("default".into(), None);
         let renamed = identifier.rules_digest("payments", &[ScopePart::ClientIp], &key, &fingerprint, "");
         assert_eq!(scope(rules.former(&change("payments", renamed, None))), ["client-ip"]);
         assert_eq!(rules.former(&change("default", [7; 32], None)), Former::Unknown);

@@ -93,7 +93,7 @@ impl Gate {
         }
         let permit = self.shared.usage.requests.acquire(1).map(Arc::new).ok_or(Disposition::Wait(RETRY_SOON))?;
         let mut head = self.message_head(route, message)?;
-        if policy.scope.has_claims() {
+        if policy.scope.has_jwt_claims() {
             self.verify(&mut head).await.map_err(|problem| match problem.code {
                 Code::CredentialsUnverifiable => given_up(problem.code, "its token cannot be verified"),
                 _ => Disposition::Wait(RETRY_SOON),

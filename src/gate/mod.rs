@@ -68,10 +68,10 @@ use self::pending_reply::PendingReply;
 use self::policy_page::PolicyPage;
 use self::probe::ProbeCheck;
 pub use self::reconcile::ask_about_unknown;
-pub use self::reload::{Reload, Stuck};
+pub use self::reload::{Reload, ReloadTimeout};
 pub use self::replaced::{KNOWN_AFTER, follow_rules, replaces};
 use self::request::ForwardingContext;
-use self::shared::{IdentityDigest, Shared};
+use self::shared::{RulesDigest, Shared};
 use crate::http::body::Body;
 use crate::http::fault::Fault;
 use crate::http::forwarding::{Forwarding, new_request_id, parent};
@@ -83,7 +83,7 @@ use crate::http::upgrade::Upgrades;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::grpc;
-use crate::idempotency::identity::{CallerRules, Identifier, Identifiers, RulesTag};
+use crate::idempotency::identity::{CallerRules, RecordIdHasher, RecordIdHashers, RulesTag};
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{OriginId, Store};
@@ -131,11 +131,11 @@ pub struct Secret(pub Arc<[u8]>);
 impl Settings {
     /// The ways in which the ids of records may have been made.
     #[must_use]
-    pub fn identifiers(&self) -> Identifiers {
+    pub fn identifiers(&self) -> RecordIdHashers {
         let identifier = |secret: Option<&Secret>| {
-            Identifier::new(Arc::clone(&self.service), secret.map(|secret| Arc::clone(&secret.0)))
+            RecordIdHasher::new(Arc::clone(&self.service), secret.map(|secret| Arc::clone(&secret.0)))
         };
-        Identifiers {
+        RecordIdHashers {
             first: identifier(self.id_secret.as_ref()),
             others: self.other_id_secrets.iter().map(|secret| identifier(secret.as_ref())).collect(),
         }
@@ -153,7 +153,7 @@ pub struct Gate {
     settings: Settings,
     router: Arc<Router>,
     upstreams: Vec<Upstream>,
-    identifiers: Identifiers,
+    identifiers: RecordIdHashers,
     states: HashMap<Arc<str>, Arc<RouteState>>,
     unrouted: Arc<RouteState>,
     /// The headers that the gate adds to answers, which an upstream's own do not pass for.
@@ -187,7 +187,7 @@ struct RouteState {
     /// Whether its upstream can be reached, for what can wait.
     circuit: Arc<Circuit>,
     /// What the identities of its records are made by.
-    rules: IdentityDigest,
+    rules: RulesDigest,
     /// The tags of the rules by which each of the gate's identifiers makes ids; none where there is one.
     rules_tags: Vec<RulesTag>,
     /// Headers that must reach the upstream, whatever `Connection` lists.
@@ -243,7 +243,7 @@ impl Gate {
             .clone()
             .filter(|_| verifies)
             .map(|jwt| Verifier::new(jwt, former.and_then(|former| former.verifier.as_ref()), &shared.usage));
-        let state = |name: &Arc<str>, namespace: &Arc<str>, rules: Vec<IdentityDigest>, kept, route: Option<&Route>| {
+        let state = |name: &Arc<str>, namespace: &Arc<str>, rules: Vec<RulesDigest>, kept, route: Option<&Route>| {
             let known = former.and_then(|former| former.states.get(name));
             Arc::new(RouteState {
                 rules: rules.first().copied().unwrap_or_default(),
@@ -263,7 +263,7 @@ impl Gate {
             })
         };
         let states = router.routes().iter().map(|route| {
-            let rules: Vec<IdentityDigest> =
+            let rules: Vec<RulesDigest> =
                 identifiers.all().map(|identifier| identities::digest(identifier, route, callers)).collect();
             let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
             (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept, Some(&**route)))

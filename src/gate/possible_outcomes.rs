@@ -119,7 +119,7 @@ fn can_answer(policy: &Policy, code: Code) -> bool {
             !is_optional && is_sent(part)
         }),
         Code::RequestExpired => policy.request_time.is_some(),
-        Code::CredentialsUnverifiable => policy.scope.has_claims(),
+        Code::CredentialsUnverifiable => policy.scope.has_jwt_claims(),
         Code::CallerDiffers => policy.scope.contains(&ScopePart::Credential),
         // What has a route does not lack one.
         Code::NoRoute => false,

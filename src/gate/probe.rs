@@ -18,7 +18,7 @@ use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{Attempt, RecordId, RequestId, State};
 use crate::idempotency::recovery::{Finding, ProbePath, Recovery};
 use crate::idempotency::settle::Ending;
-use crate::store::{Claim, End, Error, Expiry, Fresh, OriginId, Settled, Store};
+use crate::store::{Claim, End, Error, Expiry, NewRecord, OriginId, Settled, Store};
 use crate::telemetry::outcome::Outcome;
 pub(super) use check::ProbeCheck;
 
@@ -43,7 +43,7 @@ pub(super) struct ProbeLock {
 
 impl ProbeLock {
     /// Takes the right; nothing where another has it.
-    pub(super) async fn take(store: Arc<dyn Store>, id: RecordId, fresh: Fresh) -> Result<Option<Self>, Error> {
+    pub(super) async fn take(store: Arc<dyn Store>, id: RecordId, fresh: NewRecord) -> Result<Option<Self>, Error> {
         let mut lock = Self { store: Arc::clone(&store), id, attempt: fresh.attempt, is_anothers: false };
         lock.is_anothers = match store.claim(id, fresh.clone()).await? {
             Claim::Inserted(_) => false,
@@ -77,7 +77,7 @@ pub(super) struct Probed {
 
 impl ProtectedRequest {
     /// The claim that is the right to ask about its record. Its token is its own: an upstream names records by theirs.
-    pub(super) fn probe_lock(&self) -> Result<(RecordId, Fresh), Problem> {
+    pub(super) fn probe_lock(&self) -> Result<(RecordId, NewRecord), Problem> {
         let fresh = match &self.policy().recovery {
             Recovery::Probe(probe) => {
                 lock_of(self.upstream(), &probe.path, self.new_attempt()?, self.state.origin, self.record_head())
@@ -112,12 +112,12 @@ pub(super) fn lock_of(
     attempt: Attempt,
     origin: OriginId,
     mut head: Head,
-) -> Fresh {
+) -> NewRecord {
     let details = Details { key: None, is_accepted: false, ..head.details() };
     (head.method, head.path) = (Method::GET, path.to_string());
     let head = head.with_details(&details).encode();
     let lease = upstream.settings().timeout + LOCK_MARGIN;
-    Fresh { attempt, origin, lease, ttl: LOCK_REST, unknown_ttl: LOCK_REST, head }
+    NewRecord { attempt, origin, lease, ttl: LOCK_REST, unknown_ttl: LOCK_REST, head }
 }
 
 /// Whether an answer is one to a gRPC call, of status OK.

@@ -28,14 +28,14 @@ use crate::idempotency::codec::{self, Answer, Details};
 use crate::idempotency::credential::Proof;
 use crate::idempotency::decide::{Decision, RunningAttempt, decide, difference};
 use crate::idempotency::fingerprint::{self, Fingerprint, Recipe, Subject};
-use crate::idempotency::identity::Identifier;
+use crate::idempotency::identity::RecordIdHasher;
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Delivery, InFlight, Policy, StoreFailure};
 use crate::idempotency::protocol::Limits;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::{Recovery, Resend};
 use crate::route::Route;
-use crate::store::Fresh;
+use crate::store::NewRecord;
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::wall_clock;
 
@@ -52,7 +52,7 @@ pub(super) struct ProtectedRequest {
     /// The id of its record.
     pub(super) id: RecordId,
     /// What made it.
-    pub(super) identifier: Identifier,
+    pub(super) identifier: RecordIdHasher,
     /// The place of that among the gate's identifiers.
     pub(super) made_by: usize,
     pub(super) key: Key,
@@ -169,8 +169,8 @@ impl ProtectedRequest {
     }
 
     /// A record for a new attempt.
-    pub(super) fn fresh(&self) -> Result<Fresh, Problem> {
-        Ok(Fresh {
+    pub(super) fn fresh(&self) -> Result<NewRecord, Problem> {
+        Ok(NewRecord {
             attempt: self.new_attempt()?,
             origin: self.state.origin,
             lease: self.policy().lease,

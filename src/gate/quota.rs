@@ -29,7 +29,7 @@ pub(super) struct Quotas {
 }
 
 /// A key that was taken from a quota. It is given back when it is dropped, unless it was spent.
-pub(super) struct Ticket {
+pub(super) struct QuotaPermit {
     quotas: Arc<Quotas>,
     id: QuotaId,
     rate: Rate,
@@ -40,11 +40,11 @@ pub(super) struct Ticket {
 }
 
 /// What a quota says at once.
-pub(super) enum Grant {
+pub(super) enum QuotaGrant {
     /// There is a key left.
-    Ticket(Ticket),
-    /// There is one left here; what all gates have is to be asked with [`Ticket::confirm`].
-    Unconfirmed(Ticket),
+    QuotaPermit(QuotaPermit),
+    /// There is one left here; what all gates have is to be asked with [`QuotaPermit::confirm`].
+    Unconfirmed(QuotaPermit),
 }
 
 impl Quotas {
@@ -58,11 +58,11 @@ impl Quotas {
     }
 
     /// Takes a key, or says how long to wait.
-    pub(super) fn take(self: &Arc<Self>, id: QuotaId, quota: &Quota) -> Result<Grant, Duration> {
+    pub(super) fn take(self: &Arc<Self>, id: QuotaId, quota: &Quota) -> Result<QuotaGrant, Duration> {
         let rate = quota.rate();
         self.change(id, |whole, now| rate.take(whole, now))?;
-        let ticket = Ticket { quotas: Arc::clone(self), id, rate, is_shared: false, is_spent: false, late: None };
-        Ok(if self.are_shared() { Grant::Unconfirmed(ticket) } else { Grant::Ticket(ticket) })
+        let ticket = QuotaPermit { quotas: Arc::clone(self), id, rate, is_shared: false, is_spent: false, late: None };
+        Ok(if self.are_shared() { QuotaGrant::Unconfirmed(ticket) } else { QuotaGrant::QuotaPermit(ticket) })
     }
 
     /// All gates have none left for this time, whatever this one has. Only what comes late is remembered: else Redis is asked
@@ -86,7 +86,7 @@ impl Quotas {
     }
 }
 
-impl Ticket {
+impl QuotaPermit {
     /// Asks what all gates have left, for milliseconds at most: where Redis does not answer, what this gate has left counts.
     pub(super) async fn confirm(mut self) -> Result<Self, Duration> {
         let Some(shared) = self.quotas.shared.clone() else { return Ok(self) };
@@ -119,7 +119,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for QuotaPermit {
     fn drop(&mut self) {
         if let Some(late) = self.late.take() {
             let _ = late.send(self.is_spent);
@@ -157,7 +157,7 @@ mod tests {
             assert!(quotas.take(id(1), &quota(2)).is_ok());
         }
         for _ in 0..2 {
-            let Ok(Grant::Ticket(ticket)) = quotas.take(id(1), &quota(2)) else { panic!("there are two") };
+            let Ok(QuotaGrant::QuotaPermit(ticket)) = quotas.take(id(1), &quota(2)) else { panic!("there are two") };
             ticket.spend();
         }
         assert_eq!(quotas.take(id(1), &quota(2)).err(), Some(Duration::from_secs(1800)));
@@ -170,7 +170,7 @@ mod tests {
     async fn callers_that_are_made_up_do_not_grow_memory_without_bound() {
         let quotas = Arc::new(Quotas::new(None));
         for number in 0..3 * MOST_CALLERS as u64 {
-            if let Ok(Grant::Ticket(ticket)) = quotas.take(id(number), &quota(1)) {
+            if let Ok(QuotaGrant::QuotaPermit(ticket)) = quotas.take(id(number), &quota(1)) {
                 ticket.spend();
             }
         }
@@ -205,8 +205,8 @@ mod tests {
         let others = Arc::new(Others(Mutex::new(Some(1))));
         let quotas = Arc::new(Quotas::new(Some(Arc::<Others>::clone(&others))));
         let take = async || match quotas.take(id(1), &quota(3)) {
-            Ok(Grant::Unconfirmed(ticket)) => ticket.confirm().await,
-            Ok(Grant::Ticket(_)) => panic!("others are to be asked"),
+            Ok(QuotaGrant::Unconfirmed(ticket)) => ticket.confirm().await,
+            Ok(QuotaGrant::QuotaPermit(_)) => panic!("others are to be asked"),
             Err(wait) => Err(wait),
         };
         drop(take().await.unwrap());
@@ -247,7 +247,7 @@ mod tests {
         let gates = [(); 3].map(|()| Arc::new(Quotas::new(Some(Arc::<Late>::clone(&shared)))));
         let mut granted = 0;
         for turn in 0..30 {
-            if let Ok(Grant::Unconfirmed(ticket)) = gates[turn % 3].take(id(1), &quota(3))
+            if let Ok(QuotaGrant::Unconfirmed(ticket)) = gates[turn % 3].take(id(1), &quota(3))
                 && let Ok(ticket) = ticket.confirm().await
             {
                 ticket.spend();
@@ -262,7 +262,9 @@ mod tests {
             let shared = Arc::new(Late(Mutex::new(1), Mutex::new(0)));
             (Arc::clone(&shared), Arc::new(Quotas::new(Some(shared))))
         };
-        let Ok(Grant::Unconfirmed(ticket)) = quotas.take(id(1), &quota(3)) else { panic!("others are to be asked") };
+        let Ok(QuotaGrant::Unconfirmed(ticket)) = quotas.take(id(1), &quota(3)) else {
+            panic!("others are to be asked")
+        };
         drop(ticket.confirm().await.unwrap());
         tokio::time::sleep(2 * WAIT).await;
         assert_eq!(*shared.1.lock().unwrap(), 1);

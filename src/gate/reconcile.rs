@@ -16,7 +16,7 @@ use crate::idempotency::codec::Head;
 use crate::idempotency::record::{RecordId, State};
 use crate::idempotency::recovery::{Finding, Probe, Recovery};
 use crate::route::Route;
-use crate::store::{End, Error, Filter, Listed, Settled, deliveries};
+use crate::store::{End, Error, Filter, RecordEntry, Settled, deliveries};
 
 /// How often to look whether a route is due.
 const TICK: Duration = Duration::from_millis(500);
@@ -122,8 +122,8 @@ impl Gate {
         }
     }
 
-    async fn ask_about(&self, route: &Arc<Route>, probe: &Probe, found: Listed) -> Result<(), Stopped> {
-        let Listed { id, record, now, .. } = &found;
+    async fn ask_about(&self, route: &Arc<Route>, probe: &Probe, found: RecordEntry) -> Result<(), Stopped> {
+        let RecordEntry { id, record, now, .. } = &found;
         let (id, now) = (*id, *now);
         let Ok(head) = Head::decode(&record.head) else { return Ok(()) };
         let details = head.details();

@@ -7,7 +7,7 @@ use tokio::sync::OwnedRwLockWriteGuard;
 use tokio::time::timeout;
 
 use super::protected::{ProtectedRequest, RETRY_SOON};
-use super::shared::{IdentityDigest, Shared};
+use super::shared::{RulesDigest, Shared};
 use super::{Gate, Settings};
 use crate::http::problem::Problem;
 use crate::http::upstream::{self, Upstream};
@@ -23,10 +23,10 @@ pub struct Reload {
     former: Arc<Vec<Arc<Router>>>,
     next: Arc<Router>,
     /// The rules that end with it, and those that go on or are new.
-    retiring: Vec<IdentityDigest>,
-    current: Vec<IdentityDigest>,
+    retiring: Vec<RulesDigest>,
+    current: Vec<RulesDigest>,
     /// Held where the rules of identities change: nothing is claimed meanwhile.
-    retired: Option<OwnedRwLockWriteGuard<Vec<IdentityDigest>>>,
+    retired: Option<OwnedRwLockWriteGuard<Vec<RulesDigest>>>,
     stage: Stage,
 }
 
@@ -42,7 +42,7 @@ enum Stage {
 /// Claims are under way that the store does not answer.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the store does not answer the claims that are under way")]
-pub struct Stuck;
+pub struct ReloadTimeout;
 
 impl Gate {
     /// The gate that is to take the place of this one: with other settings, and with everything that goes on. It knows the
@@ -72,10 +72,10 @@ impl Gate {
     ///
     /// If `next` finds keys by other rules or routes, waits until the store has answered the claims under way, for
     /// `patience` at most.
-    pub async fn begin_reload(&self, next: &Self, patience: Duration) -> Result<Reload, Stuck> {
+    pub async fn begin_reload(&self, next: &Self, patience: Duration) -> Result<Reload, ReloadTimeout> {
         let (before, after) = (self.identities().1, next.identities().1);
         let changes = !before.iter().all(|rules| after.contains(rules));
-        let current: Vec<IdentityDigest> = after.into_iter().map(|rules| rules.digest).collect();
+        let current: Vec<RulesDigest> = after.into_iter().map(|rules| rules.digest).collect();
         let before = before.into_iter().map(|rules| rules.digest);
         let retiring = before.filter(|rules| !current.contains(rules)).collect();
         let shared = Arc::clone(&self.shared);
@@ -93,7 +93,7 @@ impl Reload {
     /// Lets nothing be claimed until this has ended, where the rules of identities change: right before
     /// [`crate::store::Store::adopt`] with those of the next gate. The store then knows every key that is live under the
     /// former rules.
-    pub async fn adopt(&mut self, patience: Duration) -> Result<(), Stuck> {
+    pub async fn adopt(&mut self, patience: Duration) -> Result<(), ReloadTimeout> {
         let comes_back = self.shared.retired.read().await.iter().any(|rules| self.current.contains(rules));
         if !self.retiring.is_empty() || comes_back {
             self.retired = Some(self.stop_claims(patience).await?);
@@ -107,8 +107,8 @@ impl Reload {
         self.stage = Stage::Looking;
     }
 
-    async fn stop_claims(&self, patience: Duration) -> Result<OwnedRwLockWriteGuard<Vec<IdentityDigest>>, Stuck> {
-        timeout(patience, Arc::clone(&self.shared.retired).write_owned()).await.map_err(|_| Stuck)
+    async fn stop_claims(&self, patience: Duration) -> Result<OwnedRwLockWriteGuard<Vec<RulesDigest>>, ReloadTimeout> {
+        timeout(patience, Arc::clone(&self.shared.retired).write_owned()).await.map_err(|_| ReloadTimeout)
     }
 
     /// The next gate answers now: a request that came to a former one and has not claimed yet can do so only where a retry
@@ -141,7 +141,7 @@ impl Drop for Reload {
 impl ProtectedRequest {
     /// Whether a retry would find what this request claims or has kept: by the rules that are in force, those that a reload has `retired`
     /// left out, at every gate of the store, and by the routes to which retries come.
-    pub(super) fn may_claim(&self, retired: &[IdentityDigest]) -> bool {
+    pub(super) fn may_claim(&self, retired: &[RulesDigest]) -> bool {
         !retired.contains(&self.state.rules) && !self.is_replaced() && self.is_found_after_reload()
     }
 

@@ -250,7 +250,7 @@ impl Head {
     }
 
     /// Notes the claims of its token, which was verified; nothing where it has none.
-    pub(super) fn set_claims(&mut self, claims: Option<Arc<TokenClaims>>) {
+    pub(super) fn set_jwt_claims(&mut self, claims: Option<Arc<TokenClaims>>) {
         self.token = claims.map_or(Token::Absent, Token::Verified);
     }
 

@@ -24,7 +24,7 @@ use crate::idempotency::record::{Record, RecordId, RequestId, State, Timestamp};
 use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
 use crate::store::deliveries::{self, Delivery, DeliveryState};
-use crate::store::{Error, Listed, Origin};
+use crate::store::{Error, Origin, RecordEntry};
 use crate::telemetry::deliveries::ended_attempts;
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::rfc3339;
@@ -163,7 +163,7 @@ impl Gate {
         if !(route.policy.accepts() || found.is_accepted()) {
             return Err(absent());
         }
-        if route.policy.scope.has_claims() {
+        if route.policy.scope.has_jwt_claims() {
             self.verify(&mut head).await?;
         }
         self.is_of_caller(route, &head, record, &found)?;
@@ -175,12 +175,12 @@ impl Gate {
         let store = &*self.shared.store;
         // The delivery first: its record is there before it is gone.
         let delivery = deliveries::of(store)?.delivery(id).await?;
-        let listed = store.get(id).await?.filter(Listed::is_live);
+        let listed = store.get(id).await?.filter(RecordEntry::is_live);
         let origin = delivery.as_ref().and_then(|delivery| delivery.origin.clone());
         let origin = origin.or_else(|| listed.as_ref().and_then(|listed| listed.origin.clone()));
         // Another service may have a gate behind this one.
         let origin = origin.filter(|origin| origin.service == self.settings.service);
-        let record = listed.map(|Listed { record, now, .. }| (record, now));
+        let record = listed.map(|RecordEntry { record, now, .. }| (record, now));
         Ok(origin.map(|origin| (origin, Found { record, delivery })))
     }
 

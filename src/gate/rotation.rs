@@ -126,14 +126,14 @@ mod tests {
     use crate::idempotency::record::Attempt;
     use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
-    use crate::store::{End, Expiry, Fresh, OriginId};
+    use crate::store::{End, Expiry, NewRecord, OriginId};
     use std::time::Duration;
 
     const TTL: Duration = Duration::from_secs(60);
 
-    fn fresh(number: u8) -> Fresh {
+    fn fresh(number: u8) -> NewRecord {
         let (attempt, origin) = (Attempt([number; 16]), OriginId(0));
-        Fresh { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: bytes::Bytes::new() }
+        NewRecord { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: bytes::Bytes::new() }
     }
 
     /// A gate that died before its second look left the one that is not completed.
@@ -174,7 +174,7 @@ mod tests {
         }
         assert_eq!(find(&store, &ids, true).await.unwrap(), Some((0, Standing::Delivery)));
         assert_eq!(find(&store, &ids, false).await.unwrap(), None);
-        let second = Fresh { unknown_ttl: Duration::ZERO, ..fresh(2) };
+        let second = NewRecord { unknown_ttl: Duration::ZERO, ..fresh(2) };
         store.claim(ids[1].0, second.clone()).await.unwrap();
         store.settle(ids[1].0, second.attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
         assert_eq!(find(&store, &ids, true).await.unwrap(), Some((1, Standing::Record(State::Unknown))));

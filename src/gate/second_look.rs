@@ -68,7 +68,7 @@ impl SecondLook {
     async fn forbids(&self, store: &dyn Store, delivery: Option<TakenDelivery>) -> bool {
         let look = async {
             Ok::<_, Error>(
-                self.is_elsewhere(store).await?
+                self.stands_under_other_id(store).await?
                     || match delivery {
                         Some(taken) => taken.is_gone(store).await?,
                         None => false,
@@ -82,7 +82,7 @@ impl SecondLook {
     }
 
     /// Whether something stands under another id of its key that comes before it.
-    pub(super) async fn is_elsewhere(&self, store: &dyn Store) -> Result<bool, Error> {
+    pub(super) async fn stands_under_other_id(&self, store: &dyn Store) -> Result<bool, Error> {
         for id in &self.others {
             let comes_first = match Standing::of(store, *id, self.accepts).await? {
                 Some(Standing::Record(_)) => true,
@@ -109,7 +109,7 @@ impl TakenDelivery {
 
 /// A request with the same key may have come first, under an id that was made with another secret; or another gate has
 /// delivered this one.
-pub(super) fn elsewhere_first() -> Problem {
+pub(super) fn other_id_first() -> Problem {
     let detail = "another request with this key may have come first; nothing was sent; send this one again";
     Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON)
 }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use crate::store::deliveries::{Deliveries, Lane, NewDelivery};
     use crate::store::memory::Memory;
-    use crate::store::{Fresh, OriginId};
+    use crate::store::{NewRecord, OriginId};
 
     const OWN: RecordId = RecordId([2; 32]);
 
@@ -155,14 +155,14 @@ mod tests {
         let store = Memory::new();
         let (lower, higher) = (RecordId([1; 32]), RecordId([3; 32]));
         accept(&store, higher, 3).await;
-        assert!(!look(&[higher], 1).is_elsewhere(&store).await.unwrap());
-        assert!(SecondLook { delivery: None, ..look(&[higher], 1) }.is_elsewhere(&store).await.unwrap());
+        assert!(!look(&[higher], 1).stands_under_other_id(&store).await.unwrap());
+        assert!(SecondLook { delivery: None, ..look(&[higher], 1) }.stands_under_other_id(&store).await.unwrap());
         accept(&store, lower, 1).await;
-        assert!(look(&[higher, lower], 1).is_elsewhere(&store).await.unwrap());
+        assert!(look(&[higher, lower], 1).stands_under_other_id(&store).await.unwrap());
         let (minute, head) = (Duration::from_secs(60), Bytes::new());
         let (lease, ttl, unknown_ttl) = (minute, minute, minute);
-        let fresh = Fresh { attempt: Attempt([3; 16]), origin: OriginId(0), lease, ttl, unknown_ttl, head };
+        let fresh = NewRecord { attempt: Attempt([3; 16]), origin: OriginId(0), lease, ttl, unknown_ttl, head };
         store.claim(higher, fresh).await.unwrap();
-        assert!(look(&[higher], 1).is_elsewhere(&store).await.unwrap());
+        assert!(look(&[higher], 1).stands_under_other_id(&store).await.unwrap());
     }
 }

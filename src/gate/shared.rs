@@ -25,7 +25,7 @@ const LARGE_BODIES: usize = 2;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// The digest of the rules that a namespace's identities are made by.
-pub(super) type IdentityDigest = [u8; 32];
+pub(super) type RulesDigest = [u8; 32];
 
 /// The attempts of this process, and what all of its gates need for them.
 pub(super) struct Shared {
@@ -54,9 +54,9 @@ pub(super) struct Shared {
     pub(super) unspooled: LogThrottle,
     /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
     /// Held for reading while the store is asked for a claim.
-    pub(super) retired: Arc<RwLock<Vec<IdentityDigest>>>,
+    pub(super) retired: Arc<RwLock<Vec<RulesDigest>>>,
     /// The rules of the present gate that another gate of the store has replaced: nothing is claimed by them for now.
-    pub(super) replaced: ArcSwap<Vec<IdentityDigest>>,
+    pub(super) replaced: ArcSwap<Vec<RulesDigest>>,
     /// The routes to which retries come: those of the newest gate, and during a reload those of its successor too. Nothing
     /// is claimed that one of them would not find. Empty before the first reload.
     pub(super) newest: ArcSwap<Vec<Arc<Router>>>,

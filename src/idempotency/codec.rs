@@ -93,7 +93,7 @@ pub fn is_sealed(value: &[u8]) -> bool {
 pub struct Head {
     /// The fingerprint recipe of the request, and its digest.
     pub fingerprint: Fingerprint,
-    /// Whether that digest is keyed with a secret: see [`Identifier::keyed_digest`](super::identity::Identifier::keyed_digest).
+    /// Whether that digest is keyed with a secret: see [`RecordIdHasher::keyed_digest`](super::identity::RecordIdHasher::keyed_digest).
     pub is_keyed: bool,
     /// What its caller proved its identity with, where the scope asks for a proof.
     pub proof: Option<Proof>,

@@ -1,5 +1,5 @@
 //! The rules that make the ids of a namespace, in the words of the configuration: what
-//! [`Identifier::rules_digest`](super::identity::Identifier::rules_digest) hashes, readable.
+//! [`RecordIdHasher::rules_digest`](super::identity::RecordIdHasher::rules_digest) hashes, readable.
 //!
 //! A store keeps a description beside each digest as JSON, so that a start that refuses other rules can name what changed.
 //! A description is never compared to tell whether rules are the same: the digest alone does.
@@ -158,7 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::idempotency::identity::Identifier;
+    use crate::idempotency::identity::RecordIdHasher;
     use crate::idempotency::policy::Policy;
 
     /// The arguments of `rules_digest`.
@@ -188,7 +188,7 @@ mod tests {
         #[test]
         fn descriptions_differ_where_digests_do(one in rules(), other in rules()) {
             let both = [one, other].map(|(scope, key, recipe, trusted, secret)| {
-                let identifier = Identifier::new("s".into(), secret.then(|| b"secret"[..].into()));
+                let identifier = RecordIdHasher::new("s".into(), secret.then(|| b"secret"[..].into()));
                 let digest = identifier.rules_digest("n", &scope, &key, &recipe, trusted);
                 (digest, RulesDescription::of(&scope, &key, &recipe, trusted, secret))
             });

@@ -16,7 +16,7 @@ use super::scope::{Caller, ScopePart};
 
 /// Makes ids: SHA-256, or HMAC-SHA-256 where a secret is set, so that ids cannot be guessed from keys.
 #[derive(Clone)]
-pub struct Identifier {
+pub struct RecordIdHasher {
     secret: Option<Arc<[u8]>>,
     service: Arc<str>,
 }
@@ -24,11 +24,11 @@ pub struct Identifier {
 /// The ways in which the ids of a service's records may have been made. Records are made by the first; the others are looked
 /// for, too, while one secret takes the place of another.
 #[derive(Clone)]
-pub struct Identifiers {
+pub struct RecordIdHashers {
     /// What makes new ids.
-    pub first: Identifier,
+    pub first: RecordIdHasher,
     /// What may have made the ids of records that are there.
-    pub others: Arc<[Identifier]>,
+    pub others: Arc<[RecordIdHasher]>,
 }
 
 /// What finds records by a part of their scope without saying what it is: a digest, which without a secret can be tested
@@ -36,7 +36,7 @@ pub struct Identifiers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScopeTag(pub [u8; 8]);
 
-/// The beginning of a digest of rules: see [`Identifier::rules_digest`].
+/// The beginning of a digest of rules: see [`RecordIdHasher::rules_digest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RulesTag(pub [u8; 8]);
 
@@ -62,10 +62,10 @@ pub struct CallerRules<'a> {
 impl<'a> CallerRules<'a> {
     /// Those of them that count for a scope.
     pub(super) fn of_scope(self, scope: &[ScopePart]) -> Self {
-        let has_claims = scope.iter().any(|part| matches!(part, ScopePart::Claim(_)));
+        let has_jwt_claims = scope.iter().any(|part| matches!(part, ScopePart::Claim(_)));
         Self {
             trusted: if scope.contains(&ScopePart::ClientIp) { self.trusted } else { "" },
-            token_header: self.token_header.filter(|_| has_claims),
+            token_header: self.token_header.filter(|_| has_jwt_claims),
         }
     }
 }
@@ -77,20 +77,20 @@ impl<'a> From<&'a str> for CallerRules<'a> {
     }
 }
 
-impl Identifiers {
+impl RecordIdHashers {
     /// One way alone.
     #[must_use]
-    pub fn only(first: Identifier) -> Self {
+    pub fn only(first: RecordIdHasher) -> Self {
         Self { first, others: Arc::new([]) }
     }
 
     /// Each, the one that makes new ids first.
-    pub fn all(&self) -> impl Iterator<Item = &Identifier> {
+    pub fn all(&self) -> impl Iterator<Item = &RecordIdHasher> {
         std::iter::once(&self.first).chain(&*self.others)
     }
 }
 
-impl Identifier {
+impl RecordIdHasher {
     /// For one service. The same secret must be used for the life of its records.
     #[must_use]
     pub fn new(service: Arc<str>, secret: Option<Arc<[u8]>>) -> Self {
@@ -288,8 +288,11 @@ mod tests {
     }
 
     impl Whole {
-        fn identifier(&self) -> Identifier {
-            Identifier::new(self.service.as_str().into(), self.secret.as_ref().map(|secret| secret.as_bytes().into()))
+        fn identifier(&self) -> RecordIdHasher {
+            RecordIdHasher::new(
+                self.service.as_str().into(),
+                self.secret.as_ref().map(|secret| secret.as_bytes().into()),
+            )
         }
 
         fn id(&self) -> RecordId {
@@ -397,7 +400,12 @@ mod tests {
                 claims: None,
             };
             let scope: Vec<_> = self.scope.iter().map(|part| ScopePart::parse(part).unwrap()).collect();
-            Identifier::new("s".into(), None).id(&self.namespace, &scope, caller, &Key::parse(&self.key, 9).unwrap())
+            RecordIdHasher::new("s".into(), None).id(
+                &self.namespace,
+                &scope,
+                caller,
+                &Key::parse(&self.key, 9).unwrap(),
+            )
         }
 
         /// What the id stands for, spelled out.
@@ -446,7 +454,7 @@ mod tests {
         };
         let key = Key::parse("8e03978e-40d5-43dd-bc93-6894a57f9324", 255).unwrap();
         [None, Some(Arc::from(&b"secret"[..]))].map(|secret| {
-            let identifier = Identifier::new("default".into(), secret);
+            let identifier = RecordIdHasher::new("default".into(), secret);
             let rules = identifier.rules_digest("charges", scope, &policy.key, &policy.fingerprint, "");
             [identifier.id("charges", scope, caller, &key).to_string(), RecordId(rules).to_string()]
         })
@@ -492,7 +500,8 @@ mod tests {
         let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
         let proofs = [None, Some(Arc::from(&b"secret"[..]))].map(|secret| {
             let key = Key::parse("k", 255).unwrap();
-            let (_, proof) = Identifier::new("s".into(), secret).identify("n", &Policy::default().scope, caller, &key);
+            let (_, proof) =
+                RecordIdHasher::new("s".into(), secret).identify("n", &Policy::default().scope, caller, &key);
             RecordId(proof.unwrap().0).to_string()
         });
         assert_eq!(proofs, ever);
@@ -505,7 +514,11 @@ mod tests {
         let proof = |secret: Option<&str>, service: &str, namespace: &str, scope: &[&str], key: &str| {
             let secret = secret.map(|secret| secret.as_bytes().into());
             let key = Key::parse(key, 255).unwrap();
-            Identifier::new(service.into(), secret).identify(namespace, &self::scope(scope), caller, &key).1.unwrap().0
+            RecordIdHasher::new(service.into(), secret)
+                .identify(namespace, &self::scope(scope), caller, &key)
+                .1
+                .unwrap()
+                .0
         };
         let proofs = [
             proof(None, "s", "n", &["credential"], "k"),
@@ -525,7 +538,7 @@ mod tests {
         let digest = |service: &str, secret: Option<&str>, namespace: &str, change: fn(&mut Policy)| {
             let mut policy = Policy::default();
             change(&mut policy);
-            Identifier::new(service.into(), secret.map(|secret| secret.as_bytes().into())).rules_digest(
+            RecordIdHasher::new(service.into(), secret.map(|secret| secret.as_bytes().into())).rules_digest(
                 namespace,
                 &policy.scope,
                 &policy.key,

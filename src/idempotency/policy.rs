@@ -73,7 +73,7 @@ impl Policy {
     /// Whether a route verifies the tokens of its requests: its scope has a claim.
     #[must_use]
     pub fn verifies_tokens(&self) -> bool {
-        self.mode != Mode::Pass && self.scope.has_claims()
+        self.mode != Mode::Pass && self.scope.has_jwt_claims()
     }
 
     /// Whether it accepts requests, all of them or those whose clients prefer that.

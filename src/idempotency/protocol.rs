@@ -103,10 +103,10 @@ pub enum Event {
     Resumed,
     /// After [`Action::Settle`], [`Action::Withdraw`] and [`Action::Recover`]: the store has answered.
     Settled(Settlement),
-    /// After [`Action::TakePlace`]: the request is among those that may wait.
-    PlaceTaken,
-    /// After [`Action::TakePlace`]: too many wait already.
-    NoPlace,
+    /// After [`Action::AcquireWaitSlot`]: the request is among those that may wait.
+    WaitSlotAcquired,
+    /// After [`Action::AcquireWaitSlot`]: too many wait already.
+    WaitSlotsFull,
     /// After [`Action::Watch`]: the attempt may have ended.
     Changed,
     /// The request has reached the age that [`Protocol::timeout`] gave.
@@ -216,7 +216,7 @@ pub enum Action {
     /// Ask the store to complete the record, as the record's own attempt, with what the upstream said.
     Recover,
     /// Take a place among those that wait.
-    TakePlace,
+    AcquireWaitSlot,
     /// Wait for a sign that the attempt in another process has ended.
     Watch,
     /// Answer the client.

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::encoding::put;
-use super::identity::Identifier;
+use super::identity::RecordIdHasher;
 use super::scope::{Caller, Scope};
 
 /// How many new keys each caller may claim.
@@ -87,7 +87,7 @@ impl Rate {
     }
 }
 
-impl Identifier {
+impl RecordIdHasher {
     /// What the quota of a caller on a route is counted under.
     #[must_use]
     pub fn quota(&self, route: &str, by: QuotaBy, scope: &Scope, caller: Caller<'_>) -> QuotaId {

@@ -172,7 +172,7 @@ impl Scope {
 
     /// Whether it has a claim of a token, which is to be verified before the scope means anything.
     #[must_use]
-    pub fn has_claims(&self) -> bool {
+    pub fn has_jwt_claims(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, ScopePart::Claim(_)))
     }
 

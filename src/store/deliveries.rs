@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{Error, ErrorKind, IdPrefix, Listed, Origin, OriginId, Store};
+use super::{Error, ErrorKind, IdPrefix, Origin, OriginId, RecordEntry, Store};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
 
 /// A durable queue beside the records of a store. All times are the store's own.
@@ -340,13 +340,13 @@ impl Delivery {
 
     /// The record that stands for it where none has been claimed yet: in flight, or unknown until a dead one expires.
     #[must_use]
-    pub fn as_listed(self, now: Timestamp) -> Listed {
+    pub fn as_listed(self, now: Timestamp) -> RecordEntry {
         let (state, until) = match self.state {
             DeliveryState::Queued { due } => (State::InFlight, due),
             DeliveryState::Dead { until } => (State::Unknown, until),
         };
         let (attempt, claimed_at, head) = (self.token, self.accepted_at, self.head);
-        Listed {
+        RecordEntry {
             id: self.id,
             origin: self.origin,
             record: Record { attempt, state, claimed_at, until, head, answer: None },
@@ -384,7 +384,7 @@ pub(super) fn passed_over(id: Option<RecordId>, error: &dyn std::fmt::Display) {
 ///
 /// # Errors
 /// Where the store does not say.
-pub async fn remove_of(store: &dyn Store, Listed { id, record, .. }: &Listed) -> Result<(), Error> {
+pub async fn remove_of(store: &dyn Store, RecordEntry { id, record, .. }: &RecordEntry) -> Result<(), Error> {
     let Some(queue) = store.deliveries() else { return Ok(()) };
     let delivery = queue.delivery(*id).await?.filter(|delivery| delivery.accepted_at <= record.claimed_at);
     if let Some(Delivery { id, token, .. }) = delivery {

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Error, ErrorKind, Listed, Origin};
+use super::{Error, ErrorKind, Origin, RecordEntry};
 use crate::idempotency::record::{Record, RecordId, State, Timestamp};
 
 /// Which records to list. Everything that is set must hold.
@@ -58,7 +58,7 @@ pub struct Cursor {
 #[derive(Clone, Debug)]
 pub struct Page {
     /// The records, newest first.
-    pub records: Vec<Listed>,
+    pub records: Vec<RecordEntry>,
     /// Where the next page starts; `None` if no record is left.
     pub next: Option<Cursor>,
 }
@@ -67,7 +67,7 @@ pub struct Page {
 #[derive(Clone, Debug)]
 pub struct Chunk {
     /// The records, in the order of their ids.
-    pub records: Vec<Listed>,
+    pub records: Vec<RecordEntry>,
     /// After which id the next chunk starts; `None` if no record is left.
     pub next: Option<RecordId>,
 }
@@ -178,7 +178,7 @@ impl fmt::Display for Cursor {
 
 impl Page {
     /// The page of `found`, which holds one record more than `limit` where there are more.
-    pub(super) fn of(mut found: Vec<Listed>, limit: usize) -> Self {
+    pub(super) fn of(mut found: Vec<RecordEntry>, limit: usize) -> Self {
         let is_last = found.len() <= limit;
         found.truncate(limit);
         let last = found.last().filter(|_| !is_last);
@@ -189,7 +189,7 @@ impl Page {
 
 impl Chunk {
     /// The chunk of `found`, which holds one record more than `limit` where there are more.
-    pub(super) fn of(mut found: Vec<Listed>, limit: usize) -> Self {
+    pub(super) fn of(mut found: Vec<RecordEntry>, limit: usize) -> Self {
         let is_last = found.len() <= limit;
         found.truncate(limit);
         let next = found.last().filter(|_| !is_last).map(|last| last.id);
@@ -203,7 +203,7 @@ pub(super) struct Newest {
     limit: usize,
     after: Option<(Timestamp, RecordId)>,
     /// With their positions. The oldest is the first.
-    kept: BTreeMap<(Timestamp, RecordId), (i64, Listed)>,
+    kept: BTreeMap<(Timestamp, RecordId), (i64, RecordEntry)>,
 }
 
 impl Newest {
@@ -219,7 +219,7 @@ impl Newest {
     }
 
     /// Keeps a record in its place.
-    pub(super) fn keep(&mut self, claimed_at: Timestamp, position: i64, listed: Listed) {
+    pub(super) fn keep(&mut self, claimed_at: Timestamp, position: i64, listed: RecordEntry) {
         self.kept.insert((claimed_at, listed.id), (position, listed));
         if self.kept.len() > self.limit.saturating_add(1) {
             self.kept.pop_first();

@@ -23,8 +23,8 @@ use super::removals::{Removal, Removals};
 use super::resealing::{Beginning, Beginnings, DeliveryValues, Values};
 use super::rules::{self, RecordView, Transition};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    LiveKeys, NamespaceRules, Origin, OriginId, Page, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, End, Error, Filter, Identity, IdentityChange, LeaseRenewal, LiveKeys,
+    NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -120,7 +120,7 @@ impl Store for Memory {
         "memory"
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         self.with(|tables, now| match tables.entries.entry(id) {
             btree_map::Entry::Vacant(place) => {
                 let Entry { record, .. } = &**place.insert(Box::new(fresh.into_entry(now)));
@@ -134,7 +134,7 @@ impl Store for Memory {
         })
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         self.with(|tables, now| match tables.entries.get(&id) {
             Some(entry) if entry.is_held_by(fresh.attempt) => true,
             Some(entry) if entry.record.version() == seen => {
@@ -201,10 +201,15 @@ impl Store for Memory {
         Some(self)
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         self.with(|tables, now| {
             let entry = tables.entries.get(&id)?;
-            Some(Listed { id, origin: tables.origins.get(&entry.origin.0).cloned(), record: entry.record.clone(), now })
+            Some(RecordEntry {
+                id,
+                origin: tables.origins.get(&entry.origin.0).cloned(),
+                record: entry.record.clone(),
+                now,
+            })
         })
     }
 
@@ -346,9 +351,9 @@ impl Tables {
     }
 
     /// A record without its answer, if it passes.
-    fn listed(&self, filter: &Filter, id: RecordId, entry: &Entry, now: Timestamp) -> Option<Listed> {
+    fn listed(&self, filter: &Filter, id: RecordId, entry: &Entry, now: Timestamp) -> Option<RecordEntry> {
         let origin = self.origins.get(&entry.origin.0);
-        filter.passes(id, &entry.record, origin, now).then(|| Listed {
+        filter.passes(id, &entry.record, origin, now).then(|| RecordEntry {
             id,
             origin: origin.cloned(),
             record: Record { answer: None, ..entry.record.clone() },
@@ -431,7 +436,7 @@ impl Entry {
     }
 }
 
-impl Fresh {
+impl NewRecord {
     fn into_entry(self, now: Timestamp) -> Entry {
         let record = Record {
             attempt: self.attempt,

@@ -16,8 +16,8 @@ use super::deliveries::{
 };
 use super::outage::{OperationHealth, Role, StoreHealth};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
-    LeaseRenewal, Listed, NamespaceRules, Origin, OriginId, Page, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
+    NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -217,11 +217,11 @@ impl Store for Metered {
         self.store.recall(id)
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         self.timed(StoreOp::Claim, self.store.claim(id, fresh)).await
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         self.timed(StoreOp::Supersede, self.store.supersede(id, seen, fresh)).await
     }
 
@@ -281,7 +281,7 @@ impl Store for Metered {
         self.store.deliveries().map(|_| self as &dyn Deliveries)
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         self.timed(StoreOp::Get, self.store.get(id)).await
     }
 

@@ -67,12 +67,12 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// Retrying with the same attempt after an indeterminate error is safe: if the current record is in flight under
     /// `fresh.attempt`, the answer is `Inserted`.
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error>;
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error>;
 
     /// Replaces the record by a fresh in-flight one if its version is still `seen`. Durable when it returns.
     ///
     /// True as well where the record is already in flight under `fresh.attempt`.
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error>;
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error>;
 
     /// Ends an attempt: the record must still be `attempt`'s, in flight or unknown. Durable when it returns.
     ///
@@ -130,7 +130,7 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// The record of an id.
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error>;
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error>;
 
     /// Records that pass `filter`, newest first: by when they were claimed, and those of the same millisecond by their ids,
     /// the greatest first. At most `limit` (at least 1) after `after`, without their answers. A page may hold fewer, or
@@ -209,7 +209,7 @@ pub struct OriginId(pub i64);
 
 /// A new in-flight record.
 #[derive(Clone, Debug)]
-pub struct Fresh {
+pub struct NewRecord {
     /// Its attempt.
     pub attempt: Attempt,
     /// Where it comes from.
@@ -295,7 +295,7 @@ pub struct LeaseRenewal {
 
 /// A record with where it comes from.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct RecordEntry {
     /// Its id.
     pub id: RecordId,
     /// Where it comes from; `None` if the store no longer knows its origin.
@@ -440,7 +440,7 @@ impl Error {
     }
 }
 
-impl Listed {
+impl RecordEntry {
     /// Whether it counts as live where identities change: in flight, or not yet expired.
     #[must_use]
     pub fn is_live(&self) -> bool {

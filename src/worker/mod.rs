@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::store::Store;
-use crate::store::sealed::Keeper;
+use crate::store::sealed::Resealer;
 use crate::telemetry::metrics::Metrics;
 
 pub use reaper::report_lost;
@@ -76,7 +76,7 @@ impl Settings {
 #[must_use]
 pub fn spawn(
     store: Arc<dyn Store>,
-    keeper: Option<Arc<Keeper>>,
+    keeper: Option<Arc<Resealer>>,
     metrics: Metrics,
     settings: Settings,
     shutdown: watch::Receiver<bool>,
@@ -95,7 +95,7 @@ pub fn spawn(
 #[derive(Clone)]
 struct Worker {
     store: Arc<dyn Store>,
-    keeper: Option<Arc<Keeper>>,
+    keeper: Option<Arc<Resealer>>,
     metrics: Metrics,
     settings: Settings,
     shutdown: watch::Receiver<bool>,

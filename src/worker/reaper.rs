@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{Worker, every};
 use crate::idempotency::codec::Head;
 use crate::idempotency::record::{RecordId, State};
-use crate::store::{Listed, Origin, Store};
+use crate::store::{Origin, RecordEntry, Store};
 
 /// How many lost attempts of one batch have a line of their own in the log.
 const NAMED: usize = 10;
@@ -78,6 +78,6 @@ pub async fn report_lost(store: &dyn Store, lost: &[RecordId]) {
 }
 
 /// Whether the attempt has its end after all.
-fn is_over(record: Option<&Listed>) -> bool {
+fn is_over(record: Option<&RecordEntry>) -> bool {
     record.is_none_or(|found| found.record.state == State::Completed)
 }

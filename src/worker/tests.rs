@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::idempotency::record::{Attempt, RecordId, Version};
 use crate::store::{
-    Cause, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Settled,
+    Cause, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal, NamespaceRules,
+    NewRecord, Origin, Page, RecordEntry, Settled,
 };
 
 /// What the next calls return: `Ok` for nothing left to do, `Err` for a failure, a number for that many records.
@@ -63,10 +63,10 @@ impl Store for Fake {
         }
         Ok([7, 8, 9])
     }
-    async fn claim(&self, _: RecordId, _: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, _: RecordId, _: NewRecord) -> Result<Claim, Error> {
         unreachable!()
     }
-    async fn supersede(&self, _: RecordId, _: Version, _: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, _: RecordId, _: Version, _: NewRecord) -> Result<bool, Error> {
         unreachable!()
     }
     async fn settle(&self, _: RecordId, _: Attempt, _: End) -> Result<Settled, Error> {
@@ -75,7 +75,7 @@ impl Store for Fake {
     async fn renew(&self, _: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         unreachable!()
     }
-    async fn get(&self, _: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, _: RecordId) -> Result<Option<RecordEntry>, Error> {
         Ok(None)
     }
     async fn list(&self, _: Filter, _: Option<Cursor>, _: usize) -> Result<Page, Error> {

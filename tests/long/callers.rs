@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use oncegate::idempotency::record::{Attempt, RecordId};
-use oncegate::store::{Claim, End, Expiry, Fresh, OriginId, Settled, Store};
+use oncegate::store::{Claim, End, Expiry, NewRecord, OriginId, Settled, Store};
 
 /// How many ask at once.
 pub(crate) const CALLERS: usize = 64;
@@ -74,7 +74,7 @@ pub(crate) async fn claim(store: &dyn Store, sizes: &Sizes) -> (RecordId, Attemp
     getrandom::fill(&mut id).unwrap();
     getrandom::fill(&mut attempt).unwrap();
     let (id, attempt) = (RecordId(id), Attempt(attempt));
-    let fresh = Fresh {
+    let fresh = NewRecord {
         attempt,
         origin: OriginId(1),
         lease: Duration::from_secs(30),

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::codec::is_same_request;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Identity, IdentityChange, LeaseRenewal, NamespaceRules,
+    NewRecord, Origin, Page, RecordEntry, Removal, Settled, Store,
 };
 use tokio::sync::broadcast;
 
@@ -40,7 +40,7 @@ impl Believer {
     }
 
     /// What it says without asking the store.
-    fn believes(&self, id: RecordId, fresh: &Fresh) -> Option<Claim> {
+    fn believes(&self, id: RecordId, fresh: &NewRecord) -> Option<Claim> {
         let seen = self.shelf.seen.lock().unwrap();
         let own = seen.get(&id);
         let now = Timestamp(EPOCH + self.shelf.books.now());
@@ -81,7 +81,7 @@ impl Store for Believer {
         self.inner.recall(id)
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         if let Some(believed) = self.believes(id, &fresh) {
             return Ok(believed);
         }
@@ -94,7 +94,7 @@ impl Store for Believer {
         Ok(claim)
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         self.inner.supersede(id, seen, fresh).await
     }
 
@@ -126,7 +126,7 @@ impl Store for Believer {
         self.inner.deliveries()
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         self.inner.get(id).await
     }
 

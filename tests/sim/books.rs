@@ -10,8 +10,8 @@ use oncegate::idempotency::record::{Attempt, Record, RecordId, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Identity, IdentityChange, LeaseRenewal, NamespaceRules,
+    NewRecord, Origin, Page, RecordEntry, Settled, Store,
 };
 
 use self::deliveries::Queue;
@@ -52,7 +52,7 @@ impl Books {
         // Nothing here ever waits: the store is in memory.
         let page = self.memory.scan(Filter::default(), None, usize::MAX - 1).await.expect("memory does not fail");
         let mut now = BTreeMap::new();
-        for Listed { id, .. } in page.records {
+        for RecordEntry { id, .. } in page.records {
             let listed = self.memory.get(id).await.expect("memory does not fail");
             now.extend(listed.map(|listed| (id, listed.record)));
         }
@@ -136,7 +136,7 @@ impl Store for Recorded {
         "memory"
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         let (attempt, call) = (fresh.attempt, Call::Claim(id, fresh.clone()));
         let claim = self.shelf.claim(&self.life, id, fresh).await?;
         self.note(call, Said::from(&claim));
@@ -148,7 +148,7 @@ impl Store for Recorded {
         Ok(claim)
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         let (attempt, call) = (fresh.attempt, Call::Supersede(id, seen, fresh.clone()));
         let superseded = self.shelf.supersede(id, seen, fresh).await?;
         self.note(call, Said::Superseded(superseded));
@@ -198,7 +198,7 @@ impl Store for Recorded {
         self.keeps_deliveries.then_some(self as &dyn Deliveries)
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         let listed = self.shelf.memory.get(id).await?;
         self.note(Call::Get(id), Said::from(&listed));
         Ok(listed)

@@ -5,7 +5,8 @@ use std::sync::Mutex;
 
 use oncegate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use oncegate::store::{
-    Chunk, Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, Origin, Settled, Store,
+    Chunk, Claim, End, Error, Filter, Identity, IdentityChange, LeaseRenewal, NewRecord, Origin, RecordEntry, Settled,
+    Store,
 };
 
 use crate::books::standing;
@@ -29,8 +30,8 @@ pub struct Line {
 /// A call of a store, with its arguments.
 #[derive(Clone, Debug)]
 pub enum Call {
-    Claim(RecordId, Fresh),
-    Supersede(RecordId, Version, Fresh),
+    Claim(RecordId, NewRecord),
+    Supersede(RecordId, Version, NewRecord),
     Settle(RecordId, Attempt, End),
     Renew(Vec<LeaseRenewal>),
     ExpireLeases(usize),
@@ -138,8 +139,8 @@ impl From<&Settled> for Said {
     }
 }
 
-impl From<&Option<Listed>> for Said {
-    fn from(listed: &Option<Listed>) -> Self {
+impl From<&Option<RecordEntry>> for Said {
+    fn from(listed: &Option<RecordEntry>) -> Self {
         Self::Found(listed.as_ref().map(Found::from))
     }
 }
@@ -150,8 +151,8 @@ impl From<&Chunk> for Said {
     }
 }
 
-impl From<&Listed> for Found {
-    fn from(Listed { id, origin, record, now }: &Listed) -> Self {
+impl From<&RecordEntry> for Found {
+    fn from(RecordEntry { id, origin, record, now }: &RecordEntry) -> Self {
         Self { id: *id, origin: origin.clone(), record: record.clone(), now: *now }
     }
 }
@@ -241,11 +242,11 @@ impl fmt::Display for Found {
     }
 }
 
-struct Told<'a>(&'a Fresh);
+struct Told<'a>(&'a NewRecord);
 
 impl fmt::Display for Told<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fresh { attempt, lease, ttl, unknown_ttl, .. } = self.0;
+        let NewRecord { attempt, lease, ttl, unknown_ttl, .. } = self.0;
         write!(f, "{}, lease {lease:?}, ttl {ttl:?}, unknown ttl {unknown_ttl:?}", Token::of(*attempt))
     }
 }

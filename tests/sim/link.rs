@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, RecordId, Version};
 use oncegate::store::unreliable::Side;
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Identity, IdentityChange, LeaseRenewal, NamespaceRules,
+    NewRecord, Origin, Page, RecordEntry, Settled, Store,
 };
 use tokio::time::sleep;
 
@@ -97,11 +97,11 @@ impl Store for Link {
         self.inner.kind()
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         self.carry(|store| async move { store.claim(id, fresh).await }).await
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         self.carry(|store| async move { store.supersede(id, seen, fresh).await }).await
     }
 
@@ -125,7 +125,7 @@ impl Store for Link {
         self.inner.deliveries().map(|_| self as &dyn Deliveries)
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         self.carry(move |store| async move { store.get(id).await }).await
     }
 

@@ -10,7 +10,9 @@ use std::time::Duration;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
-use oncegate::store::{Claim, End, Error, Expiry, Filter, Fresh, LeaseRenewal, Listed, OriginId, Settled, Store};
+use oncegate::store::{
+    Claim, End, Error, Expiry, Filter, LeaseRenewal, NewRecord, OriginId, RecordEntry, Settled, Store,
+};
 
 use crate::believer::Seen;
 use crate::books::{Asked, Books};
@@ -142,12 +144,12 @@ impl Shelf {
         self.mutant == Some(mutant)
     }
 
-    pub async fn claim(&self, life: &Arc<Life>, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    pub async fn claim(&self, life: &Arc<Life>, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         if self.is(Mutant::DeliveryUnclaimed) && label_of(id).is_some_and(|label| label.route == ACCEPT) {
             return Ok(Claim::Inserted(self.now().await?));
         }
         let standing = self.memory.get(id).await?;
-        if let Some(Listed { record, now, .. }) = &standing
+        if let Some(RecordEntry { record, now, .. }) = &standing
             && record.state == State::InFlight
             && record.attempt != fresh.attempt
             && (self.is(Mutant::LockOfAll) && label_of_lock(id).is_some()
@@ -164,7 +166,7 @@ impl Shelf {
         if standing.is_none()
             && self.is(Mutant::ScopeIgnored)
             && let Some(other) = self.all().await?.into_iter().find(|other| other.id.0[..8] == id.0[..8])
-            && let Some(Listed { record, now, .. }) = self.memory.get(other.id).await?
+            && let Some(RecordEntry { record, now, .. }) = self.memory.get(other.id).await?
             // What has expired would be taken over, again and again, and is not there.
             && record.state == State::Completed
             && now < record.until
@@ -185,7 +187,7 @@ impl Shelf {
         Ok(claim)
     }
 
-    pub async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    pub async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         let standing = self.memory.get(id).await?;
         let is_own = standing.as_ref().is_some_and(|standing| standing.record.attempt == fresh.attempt);
         let is_completed = standing.is_some_and(|standing| standing.record.is_completed_by(seen.attempt));
@@ -247,7 +249,7 @@ impl Shelf {
             Some(Mutant::LeaseNeverEnds) => return Ok(Vec::new()),
             Some(Mutant::ReaperChangesAttempt) => {
                 let past: Vec<_> = self.all().await?.into_iter().filter(is_lost).collect();
-                for Listed { id, record, .. } in &past {
+                for RecordEntry { id, record, .. } in &past {
                     let mut other = record.attempt;
                     other.0[8] ^= 0x80;
                     self.replace(*id, fresh_of(record, other)).await?;
@@ -256,12 +258,12 @@ impl Shelf {
                 return Ok(past.into_iter().map(|listed| listed.id).collect());
             }
             Some(Mutant::ReaperUnfenced) => {
-                let was_past = |listed: &Listed| {
+                let was_past = |listed: &RecordEntry| {
                     listed.record.state == State::Completed
                         && listed.record.claimed_at.plus(Duration::from_secs(1)) <= listed.now
                 };
                 let past: Vec<_> = self.all().await?.into_iter().filter(was_past).collect();
-                for Listed { id, record, .. } in &past {
+                for RecordEntry { id, record, .. } in &past {
                     self.replace(*id, fresh_of(record, record.attempt)).await?;
                     self.memory
                         .settle(*id, record.attempt, End::Hold { cause: bytes::Bytes::from_static(b"cause") })
@@ -290,12 +292,12 @@ impl Shelf {
     }
 
     /// Puts a fresh record in the place of what stands, whatever that is.
-    async fn replace(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn replace(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         self.memory.remove(id).await?;
         self.memory.claim(id, fresh).await
     }
 
-    async fn all(&self) -> Result<Vec<Listed>, Error> {
+    async fn all(&self) -> Result<Vec<RecordEntry>, Error> {
         if self.mutant.is_none() {
             return Ok(Vec::new());
         }
@@ -326,12 +328,12 @@ impl Shelf {
     }
 }
 
-fn is_lost(listed: &Listed) -> bool {
+fn is_lost(listed: &RecordEntry) -> bool {
     listed.record.state == State::InFlight && listed.record.until <= listed.now
 }
 
-fn fresh_of(record: &Record, attempt: Attempt) -> Fresh {
-    Fresh {
+fn fresh_of(record: &Record, attempt: Attempt) -> NewRecord {
+    NewRecord {
         attempt,
         origin: OriginId(0),
         lease: Duration::from_millis(1),

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use oncegate::idempotency::codec;
 use oncegate::idempotency::delivery::{Deliver, DeliveryRate, Order};
 use oncegate::idempotency::fingerprint::{Body, Recipe, Subject};
-use oncegate::idempotency::identity::Identifier;
+use oncegate::idempotency::identity::RecordIdHasher;
 use oncegate::idempotency::key::Key;
 use oncegate::idempotency::policy::{InFlight, Mode, Policy, StoreFailure};
 use oncegate::idempotency::record::RecordId;
@@ -219,8 +219,8 @@ pub fn variant_in(body: &[u8]) -> usize {
     String::from_utf8(digits).unwrap().parse().unwrap()
 }
 
-fn identifier() -> Identifier {
-    Identifier::new("sim".into(), None)
+fn identifier() -> RecordIdHasher {
+    RecordIdHasher::new("sim".into(), None)
 }
 
 /// Which of a gate's upstreams a route has. They are one site, for which it has two patiences.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::Action;
 use crate::admin::State;
-use crate::admin::access::Asker;
+use crate::admin::access::Principal;
 use crate::admin::answer::{Answer, Kind, Problem, json};
 use crate::admin::endpoints::REVEALING;
 use crate::admin::query::{self, bad, pairs, unknown};
@@ -62,7 +62,7 @@ pub(in crate::admin) struct EntryPage {
 }
 
 /// Lists entries, newest first.
-pub(in crate::admin) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
+pub(in crate::admin) async fn list(state: &State, query: Option<&str>, asker: &Principal) -> Result<Answer, Problem> {
     let Query { mut filter, limit, before } = Query::parse(query)?;
     let _slot = state.listing_slot()?;
     filter.service = Some(state.service.clone());

@@ -8,11 +8,11 @@ use futures_util::{FutureExt, StreamExt, stream};
 
 use super::{AT_A_TIME, Bulk, CHUNK, Change, MAX_FAILURES, PATIENCE, Place, Report, Selection, begins, pinned, stood};
 use crate::admin::answer::Problem;
-use crate::admin::audit::Deed;
+use crate::admin::audit::AuditEvent;
 use crate::admin::deliveries;
 use crate::admin::records::unavailable;
 use crate::admin::scope::{Belongs, belongs};
-use crate::store::Listed;
+use crate::store::RecordEntry;
 use crate::store::deliveries::{Deliveries, Delivery, DeliveryFilter, Sequence};
 
 /// What came of an accepted request.
@@ -50,7 +50,7 @@ impl Bulk<'_> {
             })?;
             report.as_of.get_or_insert(page.now);
             let listed = |each: Delivery| (each.clone(), each.as_listed(page.now));
-            let mut found: Vec<(Delivery, Listed)> = page.deliveries.into_iter().map(listed).collect();
+            let mut found: Vec<(Delivery, RecordEntry)> = page.deliveries.into_iter().map(listed).collect();
             let pinned = pinned(filter, report.as_of);
             found.retain(|(_, each)| {
                 pinned.passes(each.id, &each.record, each.origin.as_ref(), each.now)
@@ -58,7 +58,7 @@ impl Bulk<'_> {
                     && begins(each.id, prefixes)
             });
             if let Some(tags) = tags {
-                let whose = |each: &Listed| belongs(&each.record, tags);
+                let whose = |each: &RecordEntry| belongs(&each.record, tags);
                 report.of_unknown_scope +=
                     found.iter().filter(|(_, each)| whose(each) == Belongs::Unknown).count() as u64;
                 found.retain(|(_, each)| whose(each) == Belongs::Yes);
@@ -75,10 +75,10 @@ impl Bulk<'_> {
     async fn change_accepted(
         &self,
         queue: &dyn Deliveries,
-        found: Vec<(Delivery, Listed)>,
+        found: Vec<(Delivery, RecordEntry)>,
         report: &mut Report,
     ) -> Result<(), Problem> {
-        let change = |(delivery, found): (Delivery, Listed)| {
+        let change = |(delivery, found): (Delivery, RecordEntry)| {
             async move { (self.change_one(queue, &delivery, &found).await, found) }.boxed()
         };
         let mut changes = stream::iter(found).map(change).buffer_unordered(AT_A_TIME);
@@ -102,7 +102,7 @@ impl Bulk<'_> {
         &self,
         queue: &dyn Deliveries,
         delivery: &Delivery,
-        found: &Listed,
+        found: &RecordEntry,
     ) -> Result<Changed, Problem> {
         let is_retry = matches!(self.change, Change::Retry);
         if is_retry && deliveries::is_held(self.state, delivery).await? {
@@ -121,8 +121,8 @@ impl Bulk<'_> {
         let is_done = changed.map_err(unavailable)?;
         let reason = &*self.reason;
         let deed = match is_retry {
-            true => Deed::Retry { found: delivery, reason },
-            false => Deed::Discard { found: delivery, reason: Some(reason) },
+            true => AuditEvent::Retry { found: delivery, reason },
+            false => AuditEvent::Discard { found: delivery, reason: Some(reason) },
         };
         if is_done {
             deed.log(self.asker);

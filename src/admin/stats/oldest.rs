@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use crate::idempotency::record::{RecordId, State, Timestamp};
-use crate::store::{Error, Filter, Listed, Store};
+use crate::store::{Error, Filter, RecordEntry, Store};
 
 /// How long an answer waits for the store. A slower one is in the answers that come later.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -114,7 +114,7 @@ async fn search(store: &dyn Store, service: &Arc<str>) -> Result<Option<Oldest>,
 }
 
 impl Oldest {
-    fn of(listed: &Listed) -> Self {
+    fn of(listed: &RecordEntry) -> Self {
         Self {
             id: listed.id,
             route: listed.origin.as_ref().map(|origin| Arc::clone(&origin.route)),

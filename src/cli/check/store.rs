@@ -18,7 +18,7 @@ use crate::idempotency::record::RecordId;
 use crate::store::deliveries::DeliveryFilter;
 use crate::store::postgres::Postgres;
 use crate::store::sealed::{Keyring, Sealed};
-use crate::store::{Error, Filter, Listed, NamespaceRules, Store, redis, sqlite};
+use crate::store::{Error, Filter, NamespaceRules, RecordEntry, Store, redis, sqlite};
 
 /// What the store said.
 pub(super) struct Found {
@@ -47,7 +47,7 @@ struct Locked {
 }
 
 impl Locked {
-    fn look_at(&mut self, listed: &Listed, rules: IdentityRules<'_>, keys: &Keyring) {
+    fn look_at(&mut self, listed: &RecordEntry, rules: IdentityRules<'_>, keys: &Keyring) {
         let is_own = listed.origin.as_ref().is_some_and(|origin| origin.service == *rules.service());
         if is_own && listed.is_live() && keys.lacks_key_of(&listed.record.head) {
             self.ids.insert(listed.id);
@@ -134,7 +134,7 @@ fn of_sqlite(path: &Path, rules: IdentityRules<'_>, keys: &Keyring) -> anyhow::R
     let Some(preview) = preview else { return Ok(None) };
     let mut coverage = Coverage::of(rules, &preview.on_file);
     let (is_changed, mut locked) = (coverage.is_changed(), Locked::default());
-    let look = |listed: Listed| {
+    let look = |listed: RecordEntry| {
         locked.look_at(&listed, rules, keys);
         if is_changed {
             coverage.look_at(&keys.open_listed(listed, |_| ()));

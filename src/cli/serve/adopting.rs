@@ -242,7 +242,7 @@ mod tests {
     use crate::gate::tests::{gate_of, route};
     use crate::idempotency::policy::Mode;
     use crate::idempotency::record::{Attempt, RecordId};
-    use crate::store::Fresh;
+    use crate::store::NewRecord;
     use crate::store::memory::Memory;
     use crate::store::unreliable::{Fault, Operation, Unreliable};
 
@@ -252,7 +252,7 @@ mod tests {
         let span = Duration::from_secs(60);
         let (attempt, head) = (Attempt([1; 16]), Bytes::new());
         let origin = gate.identities().0[0].id();
-        let fresh = Fresh { attempt, origin, lease: span, ttl: span, unknown_ttl: span, head };
+        let fresh = NewRecord { attempt, origin, lease: span, ttl: span, unknown_ttl: span, head };
         store.claim(RecordId([1; 32]), fresh).await.unwrap();
     }
 

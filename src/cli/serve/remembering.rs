@@ -8,7 +8,7 @@ use super::opening::Opened;
 use crate::config::Resolved;
 use crate::gate::Secret;
 use crate::store::cached::{Cached, RemoteCache, Settings, SharedSettings};
-use crate::store::sealed::{Keeper, Keyring, Sealed, SealedCache};
+use crate::store::sealed::{Keyring, Resealer, Sealed, SealedCache};
 use crate::store::{Store, redis};
 use crate::telemetry::metrics::Metrics;
 
@@ -17,7 +17,7 @@ pub(super) struct Remembering {
     /// The store behind its memory.
     pub(super) store: Arc<dyn Store>,
     /// Looks after the keys of the store, where there are any.
-    pub(super) keeper: Option<Arc<Keeper>>,
+    pub(super) keeper: Option<Arc<Resealer>>,
 }
 
 /// Puts the memory of this process before a store, and the cache that gates share where there is one. Store and cache get

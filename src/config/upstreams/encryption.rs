@@ -10,7 +10,7 @@ use crate::config::kinds::{raw, text};
 use crate::config::node::{Node, Table, Wrong};
 use crate::config::pem;
 use crate::http::upstream::{self, Place, can_be_named};
-use crate::tls::{Trust, Unrevoked, have_run_out};
+use crate::tls::{CrlVerifier, Trust, have_run_out};
 
 keys! {
     /// `tls` of an upstream.
@@ -72,7 +72,7 @@ pub(in crate::config) fn read(upstream: &Table<'_>, url: &str, keys: Tls, places
                 table.advise("crl", pem::RUN_OUT.to_owned());
             }
             let unusable = |error| wrong.push(pem::unusable_lists("crl", &file, &error));
-            Unrevoked::of(roots, lists).map_err(unusable).map(Trust::Unrevoked).ok()
+            CrlVerifier::of(roots, lists).map_err(unusable).map(Trust::CrlVerifier).ok()
         }),
     };
     let client = match trust {

@@ -1,11 +1,11 @@
 //! What following another request comes to.
 
-use super::{Driver, Followed};
+use super::{ActionExecutor, Followed};
 use crate::gate::single_flight::{Follower, Progress};
 use crate::http::problem::Problem;
 use crate::idempotency::decide::RunningAttempt;
 
-impl Driver {
+impl ActionExecutor {
     /// What following another request came to.
     pub(super) async fn met(&mut self, follower: Follower, progress: Option<Progress>) -> Result<Followed, Problem> {
         let Some(request) = &self.request else { return Ok(Followed::Gone) };

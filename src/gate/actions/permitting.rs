@@ -4,14 +4,14 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Done, Driver, Missing, Permission, REQUEST, needed};
-use crate::gate::quota::Grant;
+use super::{ActionExecutor, Done, Missing, Permission, REQUEST, needed};
+use crate::gate::quota::QuotaGrant;
 use crate::http::problem::{Problem, RateLimit};
 use crate::idempotency::protocol::Event;
 use crate::idempotency::quota::Quota;
 use crate::telemetry::outcome::Code;
 
-impl Driver {
+impl ActionExecutor {
     /// Makes the record to claim, takes a key from the quota, and holds the configuration.
     pub(super) fn permit(&mut self) -> Result<Option<Event>, Missing> {
         if self.fresh.is_none() {
@@ -59,11 +59,11 @@ impl Driver {
         let (identifier, scope) = (&request.gate.identifiers.first, &request.policy().scope);
         let id = identifier.quota(&request.route.name, quota.by, scope, request.head.caller());
         match self.shared.quotas.take(id, quota) {
-            Ok(Grant::Ticket(ticket)) => {
+            Ok(QuotaGrant::QuotaPermit(ticket)) => {
                 self.ticket = Some(ticket);
                 Ok(ControlFlow::Continue(()))
             }
-            Ok(Grant::Unconfirmed(ticket)) => {
+            Ok(QuotaGrant::Unconfirmed(ticket)) => {
                 let retired = Arc::clone(&self.shared.retired);
                 self.operate(async move { Done::Counted(ticket.confirm().await, retired.read_owned().await) });
                 Ok(ControlFlow::Break(None))

@@ -1,13 +1,13 @@
 //! What the store says where it does not just acknowledge.
 
-use super::Driver;
+use super::ActionExecutor;
 use crate::http::problem::Problem;
 use crate::idempotency::decide::Decision;
 use crate::idempotency::protocol::{Event, RecordView, Settlement};
 use crate::idempotency::record::{Record, State, Timestamp, Version};
 use crate::store::{Error, ErrorKind, Settled};
 
-impl Driver {
+impl ActionExecutor {
     /// A record that stands, as it concerns this request.
     pub(super) async fn view(&mut self, record: Record, now: Timestamp) -> Result<RecordView, Problem> {
         // To compare the request may take as long as a follower waits.

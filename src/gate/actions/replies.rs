@@ -7,13 +7,13 @@ use super::super::attempt;
 use super::super::inquiry::Inquired;
 use super::super::protected::ProtectedRequest;
 use super::super::reauthorize;
-use super::super::second_look::elsewhere_first;
+use super::super::second_look::other_id_first;
 use super::records::shows_record;
-use super::{CLIENT, Driver, Missing, PROBED, REQUEST, needed};
+use super::{ActionExecutor, CLIENT, Missing, PROBED, REQUEST, needed};
 use crate::idempotency::protocol::Reply;
 use crate::store::ErrorKind;
 
-impl Driver {
+impl ActionExecutor {
     /// Answers the client of a request that has no attempt, or none of its own.
     pub(super) fn reply_without_attempt(&mut self, outcome: Reply) -> Result<(), Missing> {
         let (request, client) = (needed(self.request.take(), REQUEST)?, needed(self.client.take(), CLIENT)?);
@@ -36,7 +36,7 @@ impl Driver {
                 request.recovered(answer, self.settled.as_ref())
             }
             Reply::NothingLeft => request.nothing_left(),
-            Reply::Elsewhere => request.problem(elsewhere_first()),
+            Reply::Elsewhere => request.problem(other_id_first()),
             Reply::Retired => request.problem(request.retired()),
             Reply::LookFailed => request.store_away(),
             Reply::Failed | Reply::Barred => request.problem(needed(self.problem.take(), "a problem")?),

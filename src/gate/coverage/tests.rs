@@ -52,7 +52,7 @@ fn on_file(gate: &Gate, has_routes: bool) -> Vec<NamespaceRules> {
         .collect()
 }
 
-fn record(namespace: &str, method: Method, path: &str) -> Listed {
+fn record(namespace: &str, method: Method, path: &str) -> RecordEntry {
     let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [0; 32] };
     let head = Head::new(fingerprint, method, path, &Key::parse("k", 255).unwrap()).encode();
     let origin = Origin { service: "default".into(), namespace: namespace.into(), route: "any".into() };
@@ -64,11 +64,11 @@ fn record(namespace: &str, method: Method, path: &str) -> Listed {
         head,
         answer: None,
     };
-    Listed { id: RecordId([1; 32]), origin: Some(origin), record, now: NOW }
+    RecordEntry { id: RecordId([1; 32]), origin: Some(origin), record, now: NOW }
 }
 
 /// What would be forgotten of records of POST requests, each `NAMESPACE /path`; nothing where none is looked at.
-fn lost(former: &[Listed], (was, has_routes): (&[&str], bool), is: &[&str]) -> Option<Vec<LostKeys>> {
+fn lost(former: &[RecordEntry], (was, has_routes): (&[&str], bool), is: &[&str]) -> Option<Vec<LostKeys>> {
     let (was, is) = (gate(was), gate(is));
     let on_file = on_file(&was, has_routes);
     let mut coverage = Coverage::of(is.identity_rules(), &on_file);
@@ -183,7 +183,7 @@ fn what_cannot_be_told_counts_as_lost() {
 
 #[test]
 fn keys_are_counted_and_few_requests_are_named() {
-    let mut records: Vec<Listed> =
+    let mut records: Vec<RecordEntry> =
         (0..100).map(|number| record("n", Method::POST, &format!("/v1/refunds/{number}"))).collect();
     records[0].record.state = State::InFlight;
     let mut expired = record("n", Method::POST, "/v1/refunds/old");

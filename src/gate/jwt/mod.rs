@@ -349,7 +349,7 @@ impl Gate {
     /// Verifies the token of a request, and notes its claims.
     pub(super) async fn verify(&self, head: &mut Head) -> Result<(), Problem> {
         let Some(verifier) = &self.verifier else {
-            head.set_claims(None);
+            head.set_jwt_claims(None);
             return Ok(());
         };
         let claims = match Carried::of(&head.headers, &verifier.settings.header) {
@@ -357,18 +357,18 @@ impl Gate {
             Carried::Several => return Err(several()),
             Carried::Token(token) => Some(verifier.verify(token).await.map_err(Unverified::problem)?),
         };
-        head.set_claims(claims);
+        head.set_jwt_claims(claims);
         Ok(())
     }
 
     /// Notes the claims of the token of a request that was verified when it was accepted, and that may have expired since.
-    pub(super) fn read_claims_again(&self, head: &mut Head) {
+    pub(super) fn reread_jwt_claims(&self, head: &mut Head) {
         let header = self.verifier.as_ref().map_or(&AUTHORIZATION, |verifier| &verifier.settings.header);
         let claims = match Carried::of(&head.headers, header) {
             Carried::Token(token) => payload(token).ok().and_then(|payload| TokenClaims::parse(&payload).ok()),
             Carried::Nothing | Carried::Several => None,
         };
-        head.set_claims(claims.map(Arc::new));
+        head.set_jwt_claims(claims.map(Arc::new));
     }
 
     /// Whether it has keys that verify tokens.

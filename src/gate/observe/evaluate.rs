@@ -18,7 +18,7 @@ use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
 use crate::idempotency::shadow::{Course, RunAgain, Shadow, Span};
-use crate::store::{Claim, End as RecordEnd, Error, Expiry, Fresh};
+use crate::store::{Claim, End as RecordEnd, Error, Expiry, NewRecord};
 use crate::telemetry::observed::{Dropped, Example};
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::wall_clock;
@@ -278,14 +278,14 @@ impl Notes {
         Ok(true)
     }
 
-    fn fresh(&self, head: Bytes) -> Fresh {
+    fn fresh(&self, head: Bytes) -> NewRecord {
         // No upstream ever has the token of a shadow, so it need not be a secret.
         let mut attempt = [0; 16];
         attempt[..8].copy_from_slice(&self.head.id.0.get().to_be_bytes());
         attempt[8..].copy_from_slice(&fastrand::u64(..).to_be_bytes());
         let ttl = self.route.policy.ttl;
         let (attempt, origin) = (Attempt(attempt), self.state.shadow_origin);
-        Fresh { attempt, origin, lease: LEASE, ttl, unknown_ttl: ttl, head }
+        NewRecord { attempt, origin, lease: LEASE, ttl, unknown_ttl: ttl, head }
     }
 
     /// Completes a shadow record, all of which stands in its head: only completed records expire without a word.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::super::codec::{Answer, Content, Head};
 use super::super::decide::{Decision, decide_read};
 use super::super::fingerprint::{Fingerprint, Recipe};
-use super::super::identity::Identifier;
+use super::super::identity::RecordIdHasher;
 use super::super::key::Key;
 use super::super::policy::Policy;
 use super::super::record::{Attempt, Record, State, Timestamp};
@@ -116,7 +116,7 @@ proptest! {
             });
             let caller =
                 Caller { headers: &headers, authority: Some("a"), client_ip: None, certificate: certificate.as_ref(), claims: None };
-            Identifier::new("s".into(), None).identify("n", &policy.scope, caller, &key)
+            RecordIdHasher::new("s".into(), None).identify("n", &policy.scope, caller, &key)
         };
         let ((id, proof), (other_id, other_proof)) = (identify(&one), identify(&other));
         let is_same_caller = one.counted() == other.counted();

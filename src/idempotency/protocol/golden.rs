@@ -98,13 +98,13 @@ const SITUATIONS: &[Situation] = &[
         events
     }),
     ("It asks for a place among those that wait", WAITS, || waiting(false, &[])),
-    ("It waits for an attempt in its process", WAITS, || waiting(true, &[Event::PlaceTaken])),
-    ("It waits for an attempt elsewhere", WAITS, || waiting(false, &[Event::PlaceTaken])),
+    ("It waits for an attempt in its process", WAITS, || waiting(true, &[Event::WaitSlotAcquired])),
+    ("It waits for an attempt elsewhere", WAITS, || waiting(false, &[Event::WaitSlotAcquired])),
     ("The attempt that it waits for may have ended, and it asks who leads", WAITS, || {
-        waiting(false, &[Event::PlaceTaken, Event::Changed])
+        waiting(false, &[Event::WaitSlotAcquired, Event::Changed])
     }),
     ("It leads, and reads the record that it waits for", WAITS, || {
-        waiting(false, &[Event::PlaceTaken, Event::Changed, Event::Leads])
+        waiting(false, &[Event::WaitSlotAcquired, Event::Changed, Event::Leads])
     }),
 ];
 
@@ -214,8 +214,8 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the settlement is durable", Event::Settled(Settlement::Done)),
         ("the upstream completed the record itself", Event::Settled(Settlement::CompletedOtherwise)),
         ("the record was purged or taken over", Event::Settled(Settlement::Lost)),
-        ("there is a place", Event::PlaceTaken),
-        ("there is no place", Event::NoPlace),
+        ("there is a place", Event::WaitSlotAcquired),
+        ("there is no place", Event::WaitSlotsFull),
         ("the attempt may have ended", Event::Changed),
         ("the client leaves", Event::ClientLeft),
         ("the process shuts down", Event::ShuttingDown),
@@ -288,7 +288,7 @@ fn describe(action: &Action) -> String {
         Action::ShareProbing => "tells its followers that the upstream is asked",
         Action::Probe => "asks the upstream what became of the attempt",
         Action::Recover => "completes the record as its own attempt",
-        Action::TakePlace => "asks for a place among those that wait",
+        Action::AcquireWaitSlot => "asks for a place among those that wait",
         Action::Watch => "waits for a sign",
         Action::Reply(reply) => return format!("replies {}", reply_in_words(reply)),
     }

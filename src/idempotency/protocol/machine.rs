@@ -65,7 +65,7 @@ enum Phase {
         retry: Option<Duration>,
     },
     /// An attempt is in flight, and this request asks whether it may wait.
-    TakingPlace(Waiting),
+    AcquiringWaitSlot(Waiting),
     /// It waits.
     Waiting(Waiting),
     Done,
@@ -108,7 +108,7 @@ impl Protocol {
             Phase::Waiting(waiting) => Some(waiting.timeout()),
             Phase::Probing(probing) => probing.timeout(),
             Phase::Resending(resending) => resending.timeout(),
-            Phase::New | Phase::Joining | Phase::Running { .. } | Phase::TakingPlace(_) | Phase::Done => None,
+            Phase::New | Phase::Joining | Phase::Running { .. } | Phase::AcquiringWaitSlot(_) | Phase::Done => None,
         }
     }
 
@@ -146,7 +146,7 @@ impl Protocol {
             Phase::Running { sent } if event == Event::AttemptLost => self.lost(now, sent),
             Phase::Resending(resending) => self.resent(now, resending, event),
             Phase::Settling { deadline, retry } => self.settled(now, deadline, retry, event),
-            Phase::TakingPlace(waiting) => self.placed(now, waiting, event),
+            Phase::AcquiringWaitSlot(waiting) => self.placed(now, waiting, event),
             Phase::Waiting(waiting) => self.waited(now, waiting, event),
             phase @ (Phase::New | Phase::Running { .. } | Phase::Done) => self.stay(phase),
         }

@@ -74,8 +74,8 @@ fn event() -> impl Strategy<Value = Event> {
         3 => Just(Event::AttemptLost),
         2 => Just(Event::Resumed),
         3 => prop::sample::select(vec![Done, CompletedOtherwise, Lost]).prop_map(Event::Settled),
-        2 => Just(Event::PlaceTaken),
-        1 => Just(Event::NoPlace),
+        2 => Just(Event::WaitSlotAcquired),
+        1 => Just(Event::WaitSlotsFull),
         1 => Just(Event::Changed),
         3 => Just(Event::Timeout),
         1 => Just(Event::ClientLeft),
@@ -153,7 +153,7 @@ impl Seen {
             Action::ShareProbing => prop_assert!(self.leads),
             Action::Probe => prop_assert!(self.has_lock && self.leads && self.replies == 0),
             Action::Recover => prop_assert_eq!(self.finding, Some(Finding::Done), "the upstream has said so"),
-            Action::TakePlace => self.waits = true,
+            Action::AcquireWaitSlot => self.waits = true,
             Action::ShareRunning { .. } => prop_assert!(self.leads),
             Action::ShareFound | Action::ShareEnd | Action::Leave => {
                 prop_assert!(self.leads, "it leads");
@@ -237,7 +237,7 @@ proptest! {
                     Some(Action::Look) => Event::Looked(None),
                     Some(Action::Run) => Event::AttemptEnded,
                     Some(Action::Settle | Action::Withdraw) => Event::Settled(Settlement::Done),
-                    Some(Action::TakePlace) => Event::PlaceTaken,
+                    Some(Action::AcquireWaitSlot) => Event::WaitSlotAcquired,
                     Some(Action::Pause(_)) => Event::Resumed,
                     Some(Action::Reclaim) => Event::Claimed,
                     Some(Action::LockProbe) => Event::ProbeLocked,

@@ -37,8 +37,8 @@ use self::remote::{Lookup, RemoteClient};
 use self::seal::Seal;
 use self::shared_tier::{RunningAttempt, SharedTier};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
-    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::codec;
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
@@ -179,7 +179,7 @@ impl Cached {
     }
 
     /// Looks up a record in the shared cache for a request like `fresh`.
-    async fn ask(&self, id: RecordId, fresh: &Fresh, removals: u64) -> Option<Claim> {
+    async fn ask(&self, id: RecordId, fresh: &NewRecord, removals: u64) -> Option<Claim> {
         let Some(tier) = &self.shared else {
             (self.report)(CacheResult::Miss);
             return None;
@@ -280,7 +280,7 @@ impl Store for Cached {
         found
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         let removals = self.local.counted();
         let is_first = !self.is_uncertain(fresh.attempt);
         if is_first && let Some(found) = self.ask(id, &fresh, removals).await {
@@ -310,7 +310,7 @@ impl Store for Cached {
         Ok(claimed)
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         let attempt = fresh.attempt;
         let superseded = self.inner.supersede(id, seen, fresh).await;
         // Another current record may be of this attempt as well.
@@ -376,7 +376,7 @@ impl Store for Cached {
         self.inner.deliveries()
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         self.inner.get(id).await
     }
 

@@ -14,7 +14,7 @@ use super::seal::Seal;
 use super::{CacheResult, HINT_TTL, MAX_RUNNING, MAX_TIME_AGE};
 use crate::idempotency::codec;
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
-use crate::store::Fresh;
+use crate::store::NewRecord;
 
 /// The shared cache, with the state for writing to it and for validating its values.
 pub(super) struct SharedTier {
@@ -47,7 +47,7 @@ impl SharedTier {
         &self,
         id: RecordId,
         value: &Bytes,
-        fresh: &Fresh,
+        fresh: &NewRecord,
     ) -> (CacheResult, Option<(CacheEntry, Timestamp)>) {
         let seals = std::iter::once(&self.seal).chain(&self.other_seals);
         let opened = seals.map(|seal| seal.open(id, value)).find_map(Result::ok);
@@ -125,7 +125,7 @@ impl SharedTier {
         time.plus(passed + drift)
     }
 
-    pub(super) fn claimed(&self, id: RecordId, fresh: Fresh, at: Timestamp, asked: Instant) {
+    pub(super) fn claimed(&self, id: RecordId, fresh: NewRecord, at: Timestamp, asked: Instant) {
         let mut running = self.running();
         if running.len() < MAX_RUNNING {
             running.insert(id, RunningAttempt { attempt: fresh.attempt, at, asked, head: fresh.head });

@@ -39,7 +39,7 @@ fn of(change: &IdentityChange) -> Change {
 /// A record of a namespace. With an unknown outcome it lives for a short time only.
 async fn record_of(harness: &Harness, number: u8, service: &str, namespace: &str) {
     let origin = Origin { service: service.into(), namespace: namespace.into(), route: "r".into() };
-    let fresh = Fresh { origin: origin.id(), unknown_ttl: SHORT, ..fresh(number) };
+    let fresh = NewRecord { origin: origin.id(), unknown_ttl: SHORT, ..fresh(number) };
     claim(harness, id(number), fresh).await;
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn other_rules_are_refused_while_records_live(harness: Harness)
     assert_eq!(adopt(&harness, first.clone(), false).await, []);
     for number in 1..=3 {
         let charges = Origin { namespace: "charges".into(), ..origin("r") };
-        claim(&harness, id(number), Fresh { origin: charges.id(), ..fresh(number) }).await;
+        claim(&harness, id(number), NewRecord { origin: charges.id(), ..fresh(number) }).await;
     }
     settle(&harness, id(1), attempt(1), hold()).await;
     settle(&harness, id(2), attempt(2), complete("x")).await;
@@ -68,7 +68,7 @@ pub(super) async fn other_rules_are_refused_while_records_live(harness: Harness)
     let changes = harness.store.adopt(vec![new.clone()], second, false).await.expect("adopt works");
     assert_eq!(changes.iter().map(of).collect::<Vec<_>>(), [change("charges", 3)]);
     // Nothing was changed, not even where nothing stood in the way.
-    claim(&harness, id(8), Fresh { origin: new.id(), ..fresh(8) }).await;
+    claim(&harness, id(8), NewRecord { origin: new.id(), ..fresh(8) }).await;
     assert_eq!(get(&harness, id(8)).await.expect("it stands").origin, None);
     record_of(&harness, 4, "shop", "refunds").await;
     let changed = vec![rule("refunds", 2), rule("charges", 1)];
@@ -191,7 +191,7 @@ pub(super) async fn a_change_says_what_lives_of_which_route_and_until_when(harne
     harness.store.adopt(routes.to_vec(), rules(), false).await.expect("adopt works");
     let [create, capture] = routes.map(|route| route.id());
     for (number, route) in [(1, create), (2, create), (3, create), (4, capture)] {
-        claim(&harness, id(number), Fresh { origin: route, ..fresh(number) }).await;
+        claim(&harness, id(number), NewRecord { origin: route, ..fresh(number) }).await;
     }
     let first = settle(&harness, id(1), attempt(1), complete("x")).await;
     let last = settle(&harness, id(2), attempt(2), hold()).await;
@@ -272,7 +272,7 @@ pub(super) async fn records_are_orphaned_while_other_rules_are_on_file(harness: 
         let on_file = harness.store.identities().await.expect("identities works");
         let mut orphans = Vec::new();
         for number in 1..=2 {
-            if let Some(Listed { origin: Some(origin), record, .. }) = get(&harness, id(number)).await {
+            if let Some(RecordEntry { origin: Some(origin), record, .. }) = get(&harness, id(number)).await {
                 orphans.push(is_orphaned(&on_file, &origin, record.claimed_at, None));
             }
         }

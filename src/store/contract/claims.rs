@@ -54,11 +54,11 @@ pub(super) async fn an_attempt_that_lost_its_claim_does_not_get_it_back_by_askin
 }
 
 pub(super) async fn an_expired_record_still_stands(harness: Harness) {
-    claim(&harness, id(1), Fresh { lease: SHORT, ..fresh(1) }).await;
+    claim(&harness, id(1), NewRecord { lease: SHORT, ..fresh(1) }).await;
     claim(&harness, id(2), fresh(2)).await;
     let end = End::Complete { answer: answer("x"), expiry: Expiry::FromNow(SHORT) };
     settle(&harness, id(2), attempt(2), end).await;
-    claim(&harness, id(3), Fresh { unknown_ttl: SHORT, ..fresh(3) }).await;
+    claim(&harness, id(3), NewRecord { unknown_ttl: SHORT, ..fresh(3) }).await;
     settle(&harness, id(3), attempt(3), hold()).await;
     short_passes(&harness).await;
     for (number, state) in [(1, State::InFlight), (2, State::Completed), (3, State::Unknown)] {
@@ -76,7 +76,7 @@ pub(super) async fn supersede_replaces_what_was_seen(harness: Harness) {
     for (number, state) in (1..).zip(State::ALL) {
         let record = put(&harness, id(number), number, state).await;
         short_passes(&harness).await;
-        let next = Fresh { lease: LONG * 3, ..fresh(8) };
+        let next = NewRecord { lease: LONG * 3, ..fresh(8) };
         assert!(harness.store.supersede(id(number), record.version(), next).await.expect("supersede works"));
         let new = current(&harness, id(number)).await;
         assert_eq!((new.attempt, new.state, new.answer), (attempt(8), State::InFlight, None));
@@ -87,7 +87,7 @@ pub(super) async fn supersede_replaces_what_was_seen(harness: Harness) {
     assert_eq!(harness.store.count().await.expect("count works"), [3, 0, 0]);
     // The fresh unknown ttl holds, not the old one.
     let record = current(&harness, id(1)).await;
-    let next = Fresh { unknown_ttl: LONG * 9, ..fresh(10) };
+    let next = NewRecord { unknown_ttl: LONG * 9, ..fresh(10) };
     assert!(harness.store.supersede(id(1), record.version(), next).await.expect("supersede works"));
     let until = settle(&harness, id(1), attempt(10), hold()).await;
     assert!(until >= current(&harness, id(1)).await.claimed_at.plus(LONG * 9));

@@ -10,7 +10,7 @@ use crate::idempotency::record::{RecordId, State};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, DeliveryFilter, DeliveryState, Held, Lane, NewDelivery, Take,
 };
-use crate::store::{End, Expiry, Fresh, IdPrefix, Origin, OriginId};
+use crate::store::{End, Expiry, IdPrefix, NewRecord, Origin, OriginId};
 
 fn new(number: u8, lane: i64) -> NewDelivery {
     NewDelivery {
@@ -317,7 +317,7 @@ pub(super) async fn a_record_stays_while_its_delivery_stands(harness: Harness) {
         if number <= 3 {
             accept(queue, number, 0).await;
         }
-        claim(&harness, id(number), Fresh { unknown_ttl: super::SHORT, ..fresh(number) }).await;
+        claim(&harness, id(number), NewRecord { unknown_ttl: super::SHORT, ..fresh(number) }).await;
         let end = match number {
             3 => hold(),
             _ => End::Complete { answer: super::answer("done"), expiry: Expiry::FromNow(super::SHORT) },

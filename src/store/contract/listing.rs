@@ -16,7 +16,7 @@ async fn list(harness: &Harness, filter: Filter) -> Vec<RecordId> {
 }
 
 /// All that a listing finds, page by page: newest first.
-async fn pages(harness: &Harness, filter: Filter, mut after: Option<Cursor>, limit: usize) -> Vec<Listed> {
+async fn pages(harness: &Harness, filter: Filter, mut after: Option<Cursor>, limit: usize) -> Vec<RecordEntry> {
     let mut found = Vec::new();
     loop {
         let page = harness.store.list(filter.clone(), after, limit).await.expect("list works");
@@ -30,7 +30,7 @@ async fn pages(harness: &Harness, filter: Filter, mut after: Option<Cursor>, lim
     }
 }
 
-fn places(found: &[Listed]) -> Vec<(Timestamp, RecordId)> {
+fn places(found: &[RecordEntry]) -> Vec<(Timestamp, RecordId)> {
     found.iter().map(|listed| (listed.record.claimed_at, listed.id)).collect()
 }
 
@@ -56,9 +56,9 @@ pub(super) async fn a_record_is_found_by_its_id(harness: Harness) {
     let known = origin("create-charge");
     let changes = harness.store.adopt(vec![known.clone()], Vec::new(), false).await.expect("adopt works");
     assert_eq!(changes, Vec::new());
-    claim(&harness, id(1), Fresh { origin: known.id(), ..fresh(1) }).await;
+    claim(&harness, id(1), NewRecord { origin: known.id(), ..fresh(1) }).await;
     settle(&harness, id(1), attempt(1), complete("x")).await;
-    claim(&harness, id(2), Fresh { origin: origin("never adopted").id(), ..fresh(2) }).await;
+    claim(&harness, id(2), NewRecord { origin: origin("never adopted").id(), ..fresh(2) }).await;
     let found = get(&harness, id(1)).await.expect("it stands");
     assert_eq!((found.id, found.origin), (id(1), Some(known)));
     assert_eq!(found.record, current(&harness, id(1)).await);
@@ -68,7 +68,7 @@ pub(super) async fn a_record_is_found_by_its_id(harness: Harness) {
 }
 
 pub(super) async fn records_are_listed_newest_first(harness: Harness) {
-    let ids = |found: &[Listed]| found.iter().map(|listed| listed.id).collect::<Vec<_>>();
+    let ids = |found: &[RecordEntry]| found.iter().map(|listed| listed.id).collect::<Vec<_>>();
     let states = [State::Completed, State::Unknown, State::InFlight, State::Completed, State::Unknown];
     for (number, state) in [5, 1, 4, 2, 3].into_iter().zip(states) {
         put(&harness, id(number), number, state).await;
@@ -148,7 +148,7 @@ pub(super) async fn filters_hold_together(harness: Harness) {
     for origin in &all {
         for state in State::ALL {
             number += 1;
-            claim(&harness, id(number), Fresh { origin: origin.id(), ..fresh(number) }).await;
+            claim(&harness, id(number), NewRecord { origin: origin.id(), ..fresh(number) }).await;
             match state {
                 State::InFlight => {}
                 State::Completed => drop(settle(&harness, id(number), attempt(number), complete("x")).await),

@@ -24,7 +24,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::deliveries::Deliveries;
-use super::{Claim, End, Expiry, Fresh, Listed, Origin, OriginId, Settled, Store};
+use super::{Claim, End, Expiry, NewRecord, Origin, OriginId, RecordEntry, Settled, Store};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
 /// A store under test, and how to let its time pass.
@@ -243,8 +243,8 @@ fn origin(route: &str) -> Origin {
     Origin { service: "shop".into(), namespace: "charges".into(), route: route.into() }
 }
 
-pub(super) fn fresh(number: u8) -> Fresh {
-    Fresh {
+pub(super) fn fresh(number: u8) -> NewRecord {
+    NewRecord {
         attempt: attempt(number),
         origin: OriginId(i64::from(number)),
         lease: LONG,
@@ -267,7 +267,7 @@ fn complete(text: &'static str) -> End {
 }
 
 /// Claims a free id.
-async fn claim(harness: &Harness, id: RecordId, fresh: Fresh) -> Timestamp {
+async fn claim(harness: &Harness, id: RecordId, fresh: NewRecord) -> Timestamp {
     match harness.store.claim(id, fresh).await {
         Ok(Claim::Inserted(at)) => at,
         other => panic!("a free id was not claimed: {other:?}"),
@@ -282,7 +282,7 @@ async fn current(harness: &Harness, id: RecordId) -> Record {
     }
 }
 
-async fn get(harness: &Harness, id: RecordId) -> Option<Listed> {
+async fn get(harness: &Harness, id: RecordId) -> Option<RecordEntry> {
     harness.store.get(id).await.expect("get works")
 }
 

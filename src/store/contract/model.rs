@@ -241,8 +241,8 @@ async fn ask(store: &dyn Store, call: &Call, seen: &Versions, stale: &Versions) 
         Call::ExpireLeases(limit) => Reply::Count(store.expire_leases(limit).await.expect("expire_leases works").len()),
         Call::Sweep(limit) => Reply::Count(store.sweep(limit).await.expect("sweep works")),
         Call::Remove(of) => Reply::Yes(store.remove(id(of)).await.expect("remove works")),
-        Call::List(filter, limit) => Reply::Listed(pages(store, &filter, limit).await),
-        Call::Scan(filter, after, limit) => Reply::Listed(chunks(store, &filter, after.map(id), limit).await),
+        Call::List(filter, limit) => Reply::RecordEntry(pages(store, &filter, limit).await),
+        Call::Scan(filter, after, limit) => Reply::RecordEntry(chunks(store, &filter, after.map(id), limit).await),
         Call::Adopt(digests, accept_change) => {
             let (origins, rules) = rules(&digests);
             Reply::Changes(store.adopt(origins, rules, accept_change).await.expect("adopt works"))
@@ -298,8 +298,8 @@ fn attempt_of(id: u8, by: Option<u8>, seen: &Versions) -> Attempt {
 }
 
 impl ClaimSpec {
-    fn fresh(self) -> Fresh {
-        Fresh {
+    fn fresh(self) -> NewRecord {
+        NewRecord {
             lease: Duration::from_millis(self.lease),
             ttl: Duration::from_millis(self.unknown_ttl),
             unknown_ttl: Duration::from_millis(self.unknown_ttl),

@@ -32,7 +32,7 @@ pub(super) async fn values_are_replaced_where_the_version_is_the_same(harness: H
     }
     assert_eq!(harness.store.count().await.expect("count works"), [0, 1, 1]);
     // A record whose lease ran out has no cause.
-    claim(&harness, id(3), Fresh { lease: SHORT, ..fresh(3) }).await;
+    claim(&harness, id(3), NewRecord { lease: SHORT, ..fresh(3) }).await;
     short_passes(&harness).await;
     harness.store.expire_leases(1).await.expect("expire works");
     let stood = current(&harness, id(3)).await;

@@ -139,7 +139,7 @@ pub(super) async fn large_answers_come_back(harness: Harness) {
 }
 
 pub(super) async fn empty_answers_are_answers(harness: Harness) {
-    claim(&harness, id(1), Fresh { head: Bytes::new(), ..fresh(1) }).await;
+    claim(&harness, id(1), NewRecord { head: Bytes::new(), ..fresh(1) }).await;
     settle(&harness, id(1), attempt(1), complete("")).await;
     settle(&harness, id(1), attempt(1), complete("")).await;
     let record = current(&harness, id(1)).await;

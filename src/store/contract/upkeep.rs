@@ -22,9 +22,9 @@ pub(super) async fn leases_are_renewed_for_their_attempts_only(harness: Harness)
 }
 
 pub(super) async fn leases_that_are_past_turn_unknown(harness: Harness) {
-    let at = claim(&harness, id(1), Fresh { lease: SHORT, ..fresh(1) }).await;
+    let at = claim(&harness, id(1), NewRecord { lease: SHORT, ..fresh(1) }).await;
     let live = put(&harness, id(2), 2, State::InFlight).await;
-    claim(&harness, id(3), Fresh { lease: SHORT, ..fresh(3) }).await;
+    claim(&harness, id(3), NewRecord { lease: SHORT, ..fresh(3) }).await;
     let renewed = LeaseRenewal { id: id(3), attempt: attempt(3), lease: LONG };
     harness.store.renew(vec![renewed]).await.expect("renew works");
     short_passes(&harness).await;
@@ -42,7 +42,7 @@ pub(super) async fn leases_that_are_past_turn_unknown(harness: Harness) {
 
 pub(super) async fn leases_expire_up_to_a_limit(harness: Harness) {
     for number in 1..=5 {
-        claim(&harness, id(number), Fresh { lease: SHORT / u32::from(number), ..fresh(number) }).await;
+        claim(&harness, id(number), NewRecord { lease: SHORT / u32::from(number), ..fresh(number) }).await;
     }
     short_passes(&harness).await;
     assert_eq!(harness.store.expire_leases(0).await.expect("expire works").len(), 0);
@@ -56,7 +56,7 @@ pub(super) async fn sweep_removes_what_has_expired(harness: Harness) {
     claim(&harness, id(1), fresh(1)).await;
     let end = End::Complete { answer: answer("x"), expiry: Expiry::FromNow(SHORT) };
     settle(&harness, id(1), attempt(1), end).await;
-    claim(&harness, id(2), Fresh { unknown_ttl: SHORT, ..fresh(2) }).await;
+    claim(&harness, id(2), NewRecord { unknown_ttl: SHORT, ..fresh(2) }).await;
     settle(&harness, id(2), attempt(2), hold()).await;
     short_passes(&harness).await;
     assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 2);
@@ -66,7 +66,7 @@ pub(super) async fn sweep_removes_what_has_expired(harness: Harness) {
 }
 
 pub(super) async fn sweep_never_removes_what_is_in_flight_or_lives(harness: Harness) {
-    claim(&harness, id(1), Fresh { lease: SHORT, unknown_ttl: SHORT, ..fresh(1) }).await;
+    claim(&harness, id(1), NewRecord { lease: SHORT, unknown_ttl: SHORT, ..fresh(1) }).await;
     put(&harness, id(2), 2, State::Completed).await;
     put(&harness, id(3), 3, State::Unknown).await;
     short_passes(&harness).await;
@@ -76,7 +76,7 @@ pub(super) async fn sweep_never_removes_what_is_in_flight_or_lives(harness: Harn
 
 pub(super) async fn sweep_keeps_to_its_limit(harness: Harness) {
     for number in 1..=5 {
-        claim(&harness, id(number), Fresh { unknown_ttl: SHORT, ..fresh(number) }).await;
+        claim(&harness, id(number), NewRecord { unknown_ttl: SHORT, ..fresh(number) }).await;
         settle(&harness, id(number), attempt(number), hold()).await;
     }
     short_passes(&harness).await;
@@ -98,10 +98,10 @@ pub(super) async fn records_are_removed_whatever_their_state(harness: Harness) {
 
 pub(super) async fn the_longest_durations_saturate(harness: Harness) {
     let forever = Timestamp(i64::MAX as u64);
-    let endless = |number| Fresh { lease: SHORT, unknown_ttl: Duration::MAX, ..fresh(number) };
+    let endless = |number| NewRecord { lease: SHORT, unknown_ttl: Duration::MAX, ..fresh(number) };
     claim(&harness, id(1), endless(1)).await;
     claim(&harness, id(2), endless(2)).await;
-    claim(&harness, id(3), Fresh { lease: Duration::MAX, ..fresh(3) }).await;
+    claim(&harness, id(3), NewRecord { lease: Duration::MAX, ..fresh(3) }).await;
     assert_eq!(settle(&harness, id(1), attempt(1), hold()).await, forever);
     short_passes(&harness).await;
     assert_eq!(harness.store.expire_leases(10).await.expect("expire works").len(), 1);

@@ -351,7 +351,7 @@ mod tests {
     use super::*;
     use crate::idempotency::record::State;
     use crate::store::contract::{fresh, model};
-    use crate::store::{End, Expiry, Fresh, Store};
+    use crate::store::{End, Expiry, NewRecord, Store};
 
     /// A delivery whose end was lost finds what became of its attempt, however late.
     #[tokio::test]
@@ -363,7 +363,7 @@ mod tests {
         let new = NewDelivery { token, origin, lane: Lane(0), head: nothing(), request: nothing(), body: nothing() };
         memory.accept(one, new).await.unwrap();
         for (number, id) in [(1, one), (2, other)] {
-            let fresh: Fresh = fresh(number);
+            let fresh: NewRecord = fresh(number);
             let attempt = fresh.attempt;
             memory.claim(id, fresh).await.unwrap();
             let expiry = Expiry::FromNow(Duration::from_secs(1));

@@ -20,7 +20,7 @@ use crate::store::deliveries::{
     Lane, NewDelivery, Sequence, Take, Taken, passed_over,
 };
 use crate::store::resealing::DeliveryValues;
-use crate::store::{Error, ErrorKind, Listed, Origin, OriginId, Store as _};
+use crate::store::{Error, ErrorKind, Origin, OriginId, RecordEntry, Store as _};
 
 pub(super) const ACCEPT: Query = Query {
     sql: "SELECT id, found FROM oncegate.accept_v1($1, $2, $3, $4, $5, $6, $7)",
@@ -126,7 +126,7 @@ impl Deliveries for Postgres {
                     }
                 }
                 Some(Standing::Record) => {
-                    if let Some(Listed { record, now, .. }) = self.get(id).await?.filter(Listed::is_live) {
+                    if let Some(RecordEntry { record, now, .. }) = self.get(id).await?.filter(RecordEntry::is_live) {
                         return Ok(Acceptance::Recorded { record, now });
                     }
                 }

@@ -14,7 +14,7 @@ use super::{Postgres, deliveries};
 use crate::idempotency::record::{Attempt, RecordId, State, Version};
 use crate::store::deliveries::Delivery;
 use crate::store::resealing::{BEGINNING, Beginning, Beginnings, DeliveryValues, Values};
-use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, Page, Resealing, Since};
+use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Page, RecordEntry, Resealing, Since};
 
 /// How many records one statement of a scan reads.
 const CHUNK: i64 = 4096;
@@ -32,7 +32,7 @@ const SHORT_LIST_TIMEOUT: Duration = Duration::from_secs(1);
 const GET: &str = "SELECT id, now, attempt, state, claimed_at, until, head, answer, service, namespace, route \
                    FROM oncegate.get_v1($1)";
 
-pub(super) async fn get(pool: &Pool, id: RecordId) -> Result<Option<Listed>, Error> {
+pub(super) async fn get(pool: &Pool, id: RecordId) -> Result<Option<RecordEntry>, Error> {
     let rows = pool.query(GET, &[(&&id.0[..], Type::BYTEA)]).await?;
     rows.first().map(listed).transpose().map_err(unreadable)
 }
@@ -178,7 +178,7 @@ impl Set {
         from: &[u8],
         end: &[u8],
         missing: usize,
-    ) -> Result<Vec<Listed>, Error> {
+    ) -> Result<Vec<RecordEntry>, Error> {
         let sql = format!(
             "SELECT {COLUMNS}
              FROM (SELECT oncegate.now_v1() AS now OFFSET 0) t, oncegate.record r
@@ -235,8 +235,8 @@ impl<'a> Passing<'a> {
     }
 }
 
-fn listed(found: &Row) -> Result<Listed, Unreadable> {
-    Ok(Listed {
+fn listed(found: &Row) -> Result<RecordEntry, Unreadable> {
+    Ok(RecordEntry {
         id: row::id(found, 0)?,
         now: row::time(found, 1)?,
         record: row::record(found, 2)?,

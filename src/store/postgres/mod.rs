@@ -69,8 +69,8 @@ use super::batcher::Batcher;
 use super::sharded::layout::{Found, Misfit};
 use super::waiters::Waiters;
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
-    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, State, Version};
 
@@ -243,7 +243,7 @@ impl Store for Postgres {
         "postgres"
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         loop {
             let ClaimReply::Claim { claim, is_flushed, host } =
                 self.submit_claim(ClaimOperation::Claim { id, fresh: fresh.clone() }).await?
@@ -262,7 +262,7 @@ impl Store for Postgres {
             if record.state == State::Completed && record.answer.is_none() {
                 // The answer is large, and was left out.
                 match self.get(id).await? {
-                    Some(Listed { record, now, .. }) => return Ok(Claim::Exists { record, now }),
+                    Some(RecordEntry { record, now, .. }) => return Ok(Claim::Exists { record, now }),
                     None => continue,
                 }
             }
@@ -270,7 +270,7 @@ impl Store for Postgres {
         }
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         match self.submit_claim(ClaimOperation::Supersede { id, seen, fresh }).await? {
             ClaimReply::Superseded(superseded) => Ok(superseded),
             ClaimReply::Claim { .. } | ClaimReply::Flushed { .. } | ClaimReply::WritesChecked => {
@@ -373,13 +373,13 @@ impl Store for Postgres {
         Some(self)
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         self.ensure_open()?;
         loop {
             let host = self.hosts.chosen();
             let listed = listing::get(&self.pool, id).await?;
             match &listed {
-                Some(Listed { record, now, .. }) if self.ensure_durable(id, record, *now, host).await? => {}
+                Some(RecordEntry { record, now, .. }) if self.ensure_durable(id, record, *now, host).await? => {}
                 _ => return Ok(listed),
             }
         }

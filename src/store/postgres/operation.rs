@@ -17,7 +17,7 @@ use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use crate::store::batcher::{Backend, Failure, Operation, Replies};
 use crate::store::deliveries::NewDelivery;
 use crate::store::rules::{self, RecordView, Transition};
-use crate::store::{Claim, End, Error, ErrorKind, Expiry, Fresh, LeaseRenewal, Settled};
+use crate::store::{Claim, End, Error, ErrorKind, Expiry, LeaseRenewal, NewRecord, Settled};
 
 /// How many bytes one statement carries, give or take one operation.
 const MAX_BATCH_BYTES: usize = 16 << 20;
@@ -90,12 +90,12 @@ impl Backend for Settlements {
 pub(super) enum ClaimOperation {
     Claim {
         id: RecordId,
-        fresh: Fresh,
+        fresh: NewRecord,
     },
     Supersede {
         id: RecordId,
         seen: Version,
-        fresh: Fresh,
+        fresh: NewRecord,
     },
     /// A flush of all that is visible, because the record of this id was read.
     Flush {
@@ -184,7 +184,7 @@ impl Operation for ClaimOperation {
 }
 
 impl ClaimOperation {
-    fn as_claim(&self) -> Option<(RecordId, &Fresh)> {
+    fn as_claim(&self) -> Option<(RecordId, &NewRecord)> {
         match self {
             Self::Claim { id, fresh } => Some((*id, fresh)),
             // Two are exclusive, and a flush claims nothing.
@@ -222,7 +222,7 @@ async fn execute_claims(session: &Session, batch: &[&ClaimOperation]) -> Result<
 /// Claims ids, which are in order and single.
 async fn claim(
     session: &Session,
-    claims: &[(RecordId, &Fresh)],
+    claims: &[(RecordId, &NewRecord)],
 ) -> Result<Vec<Option<Result<Claim, row::Unreadable>>>, CallError> {
     let ids: Vec<&[u8]> = claims.iter().map(|(id, _)| &id.0[..]).collect();
     let attempts: Vec<&[u8]> = claims.iter().map(|(_, fresh)| &fresh.attempt.0[..]).collect();
@@ -251,7 +251,7 @@ fn claimed(found: &Row) -> Result<Claim, row::Unreadable> {
     Ok(Claim::Exists { record: row::record(found, 2)?, now })
 }
 
-async fn supersede(session: &Session, id: RecordId, seen: Version, fresh: &Fresh) -> Result<bool, CallError> {
+async fn supersede(session: &Session, id: RecordId, seen: Version, fresh: &NewRecord) -> Result<bool, CallError> {
     let values: [&(dyn ToSql + Sync); 10] = [
         &&id.0[..],
         &&seen.attempt.0[..],

@@ -13,7 +13,7 @@ use super::{Redis, number, parts, unexpected_reply};
 use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::store::listing::{Newest, takes_too_long};
 use crate::store::resealing::{BEGINNING, Beginning, Beginnings, Values};
-use crate::store::{Chunk, Cursor, Error, Filter, Listed, Origin, OriginId, Page};
+use crate::store::{Chunk, Cursor, Error, Filter, Origin, OriginId, Page, RecordEntry};
 
 /// How many records one call reads.
 const CHUNK: usize = 256;
@@ -127,13 +127,13 @@ async fn read(
     Ok(found)
 }
 
-pub(super) async fn get(store: &Redis, id: RecordId) -> Result<Option<Listed>, Error> {
+pub(super) async fn get(store: &Redis, id: RecordId) -> Result<Option<RecordEntry>, Error> {
     let mut call = store.client.scripts.get.call(1);
     call.arg(&keys::record(id)[..]);
     let (now, Some(current)) = parts(store.ask(call).await?)? else { return Ok(None) };
     let stored = record::read(current, true).map_err(unexpected_reply)?;
     let origin = origins(store).await?.remove(&stored.origin.0);
-    Ok(Some(Listed { id, origin, record: stored.record, now }))
+    Ok(Some(RecordEntry { id, origin, record: stored.record, now }))
 }
 
 /// The newest records, of all that have such ids: no key has them in the order of their claims.
@@ -145,7 +145,7 @@ pub(super) async fn list(store: &Redis, filter: &Filter, after: Option<Cursor>, 
     while let Some((id, StoredRecord { record, origin, .. }, now)) = scan.next().await? {
         let origin = origins.get(&origin.0);
         if newest.wants(record.claimed_at, id) && filter.passes(id, &record, origin, now) {
-            newest.keep(record.claimed_at, 0, Listed { id, origin: origin.cloned(), record, now });
+            newest.keep(record.claimed_at, 0, RecordEntry { id, origin: origin.cloned(), record, now });
         }
         if started.elapsed() > LIST_TIMEOUT {
             return Err(takes_too_long(LIST_TIMEOUT));
@@ -176,12 +176,12 @@ pub(super) async fn scan(
     let started = Instant::now();
     let origins = origins(store).await?;
     let mut scan = Scan::of(store, filter, after);
-    let mut found: Vec<Listed> = Vec::new();
+    let mut found: Vec<RecordEntry> = Vec::new();
     while found.len() <= limit {
         let Some((id, stored, now)) = scan.next().await? else { break };
         let origin = origins.get(&stored.origin.0);
         if filter.passes(id, &stored.record, origin, now) {
-            found.push(Listed { id, origin: origin.cloned(), record: stored.record, now });
+            found.push(RecordEntry { id, origin: origin.cloned(), record: stored.record, now });
         } else if started.elapsed() > SCAN_TIMEOUT {
             return Ok(Chunk { records: found, next: Some(id) });
         }

@@ -50,8 +50,8 @@ pub use self::shared_cache::RedisCache;
 use super::resealing::{Beginnings, Values};
 use super::waiters::Waiters;
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
-    Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::lease::renewal_interval;
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
@@ -166,14 +166,14 @@ impl Store for Redis {
         "redis"
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         loop {
             let Reply::Claim(claim) = self.batchers.submit(Operation::Claim { id, fresh: fresh.clone() }).await? else {
                 return Err(unexpected_reply(record::Unreadable));
             };
             match &claim {
                 Claim::Exists { record, .. } if lacks_answer(record) => {
-                    if let Some(Listed { record, now, .. }) = self.get(id).await? {
+                    if let Some(RecordEntry { record, now, .. }) = self.get(id).await? {
                         return Ok(Claim::Exists { record, now });
                     }
                 }
@@ -182,7 +182,7 @@ impl Store for Redis {
         }
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         match self.batchers.submit(Operation::Supersede { id, seen, fresh }).await? {
             Reply::Superseded(superseded) => Ok(superseded),
             _ => Err(unexpected_reply(record::Unreadable)),
@@ -279,7 +279,7 @@ impl Store for Redis {
         Some(self)
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         self.ensure_open()?;
         listing::get(self, id).await
     }

@@ -13,18 +13,18 @@ use super::{error, unexpected_reply};
 use crate::idempotency::record::{Attempt, RecordId, Timestamp, Version};
 use crate::store::batcher::{self, Backend, Failure, Replies};
 use crate::store::rules::{self, RecordView, Transition};
-use crate::store::{Claim, End, Error, Expiry, Fresh, LeaseRenewal, Settled};
+use crate::store::{Claim, End, Error, Expiry, LeaseRenewal, NewRecord, Settled};
 
 /// An operation of the batcher.
 pub(super) enum Operation {
     Claim {
         id: RecordId,
-        fresh: Fresh,
+        fresh: NewRecord,
     },
     Supersede {
         id: RecordId,
         seen: Version,
-        fresh: Fresh,
+        fresh: NewRecord,
     },
     Settle {
         id: RecordId,
@@ -317,7 +317,7 @@ fn add_keys(command: &mut Cmd, id: RecordId) {
     command.arg(&keys::record(id)[..]).arg(&Partition::of(id).times()[..]);
 }
 
-fn add_fresh(command: &mut Cmd, fresh: &Fresh) {
+fn add_fresh(command: &mut Cmd, fresh: &NewRecord) {
     command.arg(&record::before_times(fresh.attempt)[..]).arg(span(fresh.lease)).arg(record::after_times(fresh));
 }
 

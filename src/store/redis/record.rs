@@ -7,7 +7,7 @@ use redis::Cmd;
 
 use crate::idempotency::record::{Attempt, Record, State, Timestamp, Version};
 use crate::store::resealing::Values;
-use crate::store::{Fresh, OriginId, rules};
+use crate::store::{NewRecord, OriginId, rules};
 
 /// The latest time, in the numbers that scripts calculate with.
 pub(super) const LAST: u64 = 1 << 53;
@@ -63,7 +63,7 @@ pub(super) fn before_times(attempt: Attempt) -> [u8; 17] {
 }
 
 /// The part of a new record after its times.
-pub(super) fn after_times(fresh: &Fresh) -> Vec<u8> {
+pub(super) fn after_times(fresh: &NewRecord) -> Vec<u8> {
     let mut rest = Vec::with_capacity(29 + fresh.head.len());
     rest.put_u64(span(fresh.ttl));
     rest.put_u64(span(fresh.unknown_ttl));

@@ -44,8 +44,8 @@ fn attempt(number: u16) -> Attempt {
     Attempt(attempt)
 }
 
-fn fresh(number: u16) -> Fresh {
-    Fresh {
+fn fresh(number: u16) -> NewRecord {
+    NewRecord {
         attempt: attempt(number),
         origin: crate::store::OriginId(-7),
         lease: Duration::from_secs(60),

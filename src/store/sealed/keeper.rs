@@ -23,7 +23,7 @@ const AT_A_TIME: usize = 16;
 const LOOKS: usize = 3;
 
 /// Looks after the keys of a store.
-pub struct Keeper {
+pub struct Resealer {
     /// Beneath what seals.
     store: Arc<dyn Store>,
     keys: Arc<Keyring>,
@@ -74,7 +74,7 @@ enum Fate {
     Gone,
 }
 
-impl Keeper {
+impl Resealer {
     /// Looks after the records of a service in `store`, which must not be above what seals.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, keys: Arc<Keyring>, service: Arc<str>) -> Self {
@@ -334,7 +334,7 @@ mod tests {
     use crate::store::memory::Memory;
     use crate::store::sealed::Closed;
     use crate::store::sealed::{Sealed, SealingKey};
-    use crate::store::{Claim, End, Expiry, Fresh, Settled};
+    use crate::store::{Claim, End, Expiry, NewRecord, Settled};
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -346,7 +346,7 @@ mod tests {
         memory: Arc<dyn Store>,
         keys: Arc<Keyring>,
         sealed: Sealed,
-        keeper: Keeper,
+        keeper: Resealer,
     }
 
     fn origin(service: &str) -> Origin {
@@ -358,8 +358,8 @@ mod tests {
             let (memory, keys) = (Arc::new(Memory::new()) as Arc<dyn Store>, Arc::new(Keyring::new(vec![key(1)])));
             memory.adopt(vec![origin("ours"), origin("other")], Vec::new(), false).await.unwrap();
             let sealed = Sealed::new(Arc::clone(&memory), Arc::clone(&keys), "ours".into(), |_, _| {});
-            let keeper = Keeper::new(Arc::clone(&memory), Arc::clone(&keys), "ours".into());
-            Self { memory, keys, sealed, keeper: Keeper { chunk: 100, ..keeper } }
+            let keeper = Resealer::new(Arc::clone(&memory), Arc::clone(&keys), "ours".into());
+            Self { memory, keys, sealed, keeper: Resealer { chunk: 100, ..keeper } }
         }
 
         async fn claim(&self, store: &dyn Store, number: u8) {
@@ -369,7 +369,7 @@ mod tests {
         async fn claim_of(&self, service: &str, store: &dyn Store, number: u8) {
             let (attempt, head) = (Attempt([number; 16]), Bytes::from_static(b"head"));
             let origin = origin(service).id();
-            let fresh = Fresh { attempt, origin, lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
+            let fresh = NewRecord { attempt, origin, lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
             store.claim(RecordId([number; 32]), fresh).await.unwrap();
         }
 
@@ -488,7 +488,7 @@ mod tests {
         let is_believed = |record: &Record| record.head == b"head"[..] && record.answer.as_deref() == Some(b"planted");
         let got = gate.sealed.get(id).await.unwrap().unwrap().record;
         let (head, origin) = (Bytes::from_static(b"head"), origin("ours").id());
-        let fresh = Fresh { attempt: Attempt([99; 16]), origin, lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
+        let fresh = NewRecord { attempt: Attempt([99; 16]), origin, lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
         let Claim::Exists { record: met, .. } = gate.sealed.claim(id, fresh).await.unwrap() else {
             panic!("it exists")
         };

@@ -45,7 +45,7 @@ use ring::hmac;
 use crate::idempotency::codec::{SEALED, SEALED_STRICTLY};
 use crate::idempotency::record::{Attempt, Record, RecordId};
 use crate::store::resealing::BEGINNING;
-use crate::store::{Listed, OriginId};
+use crate::store::{OriginId, RecordEntry};
 
 /// How many bytes come before the encrypted ones.
 const HEAD: usize = SEALED.len() + NAME + NONCE_LEN;
@@ -369,8 +369,8 @@ impl Keyring {
 
     /// The same of a record with where it comes from.
     #[must_use]
-    pub fn open_listed(&self, listed: Listed, report: impl Fn(Closed)) -> Listed {
-        Listed { record: self.open_record(listed.id, listed.record, report), ..listed }
+    pub fn open_listed(&self, listed: RecordEntry, report: impl Fn(Closed)) -> RecordEntry {
+        RecordEntry { record: self.open_record(listed.id, listed.record, report), ..listed }
     }
 }
 

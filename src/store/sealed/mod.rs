@@ -16,12 +16,12 @@ use bytes::Bytes;
 use tokio::sync::broadcast;
 
 pub use self::cache::SealedCache;
-pub use self::keeper::{CountByKey, Keeper, Resealed};
+pub use self::keeper::{CountByKey, Resealed, Resealer};
 pub use self::keyring::{Closed, Keyring, SealingKey};
 use self::keyring::{Part, Sealing};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
-    Listed, NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Identity, IdentityChange, LeaseRenewal,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -29,7 +29,7 @@ use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Ve
 pub struct Sealed {
     store: Arc<dyn Store>,
     keys: Arc<Keyring>,
-    keeper: Arc<Keeper>,
+    keeper: Arc<Resealer>,
     /// Called for records that do not open.
     report: Box<dyn Fn(RecordId, Closed) + Send + Sync>,
 }
@@ -42,19 +42,19 @@ impl Sealed {
         service: Arc<str>,
         report: impl Fn(RecordId, Closed) + Send + Sync + 'static,
     ) -> Self {
-        let keeper = Arc::new(Keeper::new(Arc::clone(&store), Arc::clone(&keys), service));
+        let keeper = Arc::new(Resealer::new(Arc::clone(&store), Arc::clone(&keys), service));
         Self { store, keys, keeper, report: Box::new(report) }
     }
 
     /// What looks after its keys.
     #[must_use]
-    pub fn keeper(&self) -> Arc<Keeper> {
+    pub fn keeper(&self) -> Arc<Resealer> {
         Arc::clone(&self.keeper)
     }
 
-    fn seal(&self, id: RecordId, fresh: Fresh) -> Fresh {
+    fn seal(&self, id: RecordId, fresh: NewRecord) -> NewRecord {
         let strictness = self.keys.strictness(fresh.origin);
-        Fresh { head: self.keys.seal_as(strictness, id, fresh.attempt, Part::Head, &fresh.head), ..fresh }
+        NewRecord { head: self.keys.seal_as(strictness, id, fresh.attempt, Part::Head, &fresh.head), ..fresh }
     }
 
     fn open(&self, id: RecordId, record: Record) -> Record {
@@ -71,7 +71,7 @@ impl Sealed {
         self.open(id, record)
     }
 
-    fn open_listed(&self, listed: Listed) -> Listed {
+    fn open_listed(&self, listed: RecordEntry) -> RecordEntry {
         let id = listed.id;
         self.keys.open_listed(listed, |closed| (self.report)(id, closed))
     }
@@ -87,14 +87,14 @@ impl Store for Sealed {
         self.store.recall(id).map(|(record, now)| (self.open(id, record), now))
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         Ok(match self.store.claim(id, self.seal(id, fresh)).await? {
             Claim::Exists { record, now } => Claim::Exists { record: self.open_met(id, record), now },
             inserted @ Claim::Inserted(_) => inserted,
         })
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         self.store.supersede(id, seen, self.seal(id, fresh)).await
     }
 
@@ -156,7 +156,7 @@ impl Store for Sealed {
         self.store.deliveries().map(|_| self as &dyn Deliveries)
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         Ok(self.store.get(id).await?.map(|listed| self.open_listed(listed)))
     }
 
@@ -246,7 +246,7 @@ mod tests {
         for (place, end) in ends.into_iter().enumerate() {
             let (id, attempt) = (RecordId([place as u8; 32]), Attempt([8; 16]));
             let (ttl, origin, head) = (minute, OriginId(1), Bytes::from_static(b"head"));
-            store.claim(id, Fresh { attempt, origin, lease: minute, ttl, unknown_ttl: ttl, head }).await.unwrap();
+            store.claim(id, NewRecord { attempt, origin, lease: minute, ttl, unknown_ttl: ttl, head }).await.unwrap();
             let Settled::Done { until } = store.settle(id, attempt, end.clone()).await.unwrap() else {
                 panic!("settled")
             };
@@ -272,7 +272,7 @@ mod tests {
         let (id, attempt, minute) = (RecordId([7; 32]), Attempt([8; 16]), Duration::from_secs(60));
         let (head, answer) = (Bytes::from_static(b"a secret head"), Bytes::from_static(b"a secret answer"));
         let (ttl, origin) = (minute, OriginId(1));
-        let fresh = Fresh { attempt, origin, lease: minute, ttl, unknown_ttl: ttl, head: head.clone() };
+        let fresh = NewRecord { attempt, origin, lease: minute, ttl, unknown_ttl: ttl, head: head.clone() };
         of(&[1]).claim(id, fresh).await.unwrap();
         let end = End::Complete { answer: answer.clone(), expiry: Expiry::FromNow(minute) };
         of(&[1]).settle(id, attempt, end.clone()).await.unwrap();

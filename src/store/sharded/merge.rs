@@ -11,7 +11,7 @@ use super::member::Member;
 use super::upkeep::Part;
 use crate::idempotency::record::RecordId;
 use crate::store::removals::Removals;
-use crate::store::{Cursor, IdentityChange, Listed, LiveKeys, NamespaceRules, Page, Removal};
+use crate::store::{Cursor, IdentityChange, LiveKeys, NamespaceRules, Page, RecordEntry, Removal};
 
 /// How often to look whether a database was opened.
 const POLL: Duration = Duration::from_millis(200);
@@ -20,7 +20,7 @@ const POLL: Duration = Duration::from_millis(200);
 pub(super) fn pages(pages: Vec<Page>, limit: usize) -> Page {
     // Behind the end of a page, its database may have more.
     let bound = pages.iter().filter_map(|page| page.next).max_by_key(|next| (next.claimed_at, next.id));
-    let mut records: Vec<Listed> = pages.into_iter().flat_map(|page| page.records).collect();
+    let mut records: Vec<RecordEntry> = pages.into_iter().flat_map(|page| page.records).collect();
     if let Some(bound) = bound {
         records.retain(|listed| (listed.record.claimed_at, listed.id) >= (bound.claimed_at, bound.id));
     }

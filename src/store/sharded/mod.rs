@@ -37,8 +37,8 @@ use self::moving::{Moved, look_where_records_are};
 use self::placement::place_of;
 use super::removals::Removals;
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
-    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, Store, adoption,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Store, adoption,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -264,7 +264,7 @@ impl Store for Sharded {
         open.map_or("postgres", |store| store.kind())
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             let fresh = fresh.clone();
             Box::pin(async move { store.claim(id, fresh).await })
@@ -272,7 +272,7 @@ impl Store for Sharded {
         self.ask(id, true, call, |_| true).await
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             let fresh = fresh.clone();
             Box::pin(async move { store.supersede(id, seen, fresh).await })
@@ -340,7 +340,7 @@ impl Store for Sharded {
         Some(self)
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.get(id).await }) };
         self.ask(id, false, call, Option::is_some).await
     }

@@ -12,7 +12,7 @@ use super::row;
 use crate::idempotency::record::{RecordId, State, Timestamp};
 use crate::store::listing::Newest;
 use crate::store::resealing::{BEGINNING, Beginning, Beginnings, Values};
-use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, Page, Since};
+use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Page, RecordEntry, Since};
 
 /// The statements, for a test that asks the planner.
 pub(super) mod sql {
@@ -241,7 +241,7 @@ impl Reader {
         upto: &dyn ToSql,
         limit: i64,
         filter: &Filter,
-        mut look: impl FnMut(i64, Listed) -> bool,
+        mut look: impl FnMut(i64, RecordEntry) -> bool,
     ) -> Result<bool, Failure> {
         let now = self.now();
         let claimed_before = filter.older_than.map(|age| row::time(now).saturating_sub(row::span(age)));
@@ -268,7 +268,7 @@ impl Reader {
         Ok(false)
     }
 
-    fn row(&self, found: &Row<'_>) -> rusqlite::Result<Listed> {
+    fn row(&self, found: &Row<'_>) -> rusqlite::Result<RecordEntry> {
         self.listed(RecordId(found.get(1)?), row::record(found, 2)?, found, 8)
     }
 }

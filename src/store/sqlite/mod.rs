@@ -62,8 +62,8 @@ use super::clock::Clock;
 use super::deliveries::Delivery;
 use super::resealing::{Beginnings, DeliveryValues, Values};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
-    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -181,11 +181,11 @@ impl Store for Sqlite {
         "sqlite"
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         self.ask(requests::ClaimRequest { id, fresh }).await
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         self.ask(requests::SupersedeRequest { id, seen, fresh }).await
     }
 
@@ -217,7 +217,7 @@ impl Store for Sqlite {
         Some(self)
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         self.read(|reply| ReadRequest::Get { id, reply }).await
     }
 

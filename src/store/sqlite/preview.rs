@@ -12,7 +12,7 @@ use super::guard;
 use super::lock::{self, DatabasePresence};
 use super::{adopt, deliveries, row, schema};
 use crate::idempotency::record::{RecordId, Timestamp};
-use crate::store::{Identity, IdentityChange, Listed, NamespaceRules};
+use crate::store::{Identity, IdentityChange, NamespaceRules, RecordEntry};
 
 /// How often to look at a log that seems to be damaged: the gate that uses it may be writing it, or ending.
 const MAX_READS: u32 = 5;
@@ -80,7 +80,7 @@ impl Preview {
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn for_each(&self, mut visit: impl FnMut(Listed)) -> Result<(), OpenError> {
+    pub fn for_each(&self, mut visit: impl FnMut(RecordEntry)) -> Result<(), OpenError> {
         let mut read = || {
             let mut all = self.conn.prepare(
                 "SELECT record.id, attempt, state, claimed_at, until, head, NULL, service, namespace, route
@@ -88,7 +88,7 @@ impl Preview {
             )?;
             let mut rows = all.query(params![])?;
             while let Some(found) = rows.next()? {
-                visit(Listed {
+                visit(RecordEntry {
                     id: RecordId(found.get(0)?),
                     origin: row::origin(found, 7)?,
                     record: row::record(found, 1)?,

@@ -16,7 +16,7 @@ use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::store::audit::EntryPage;
 use crate::store::clock::Clock;
 use crate::store::resealing::Beginnings;
-use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, NamespaceRules, Page};
+use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, NamespaceRules, Page, RecordEntry};
 
 /// How many records a listing or a scan reads in one transaction. The log cannot start over while one is open.
 pub(super) const CHUNK: i64 = 4096;
@@ -30,7 +30,7 @@ pub(super) const MAX_QUEUED: usize = 8;
 pub(super) enum ReadRequest {
     Get {
         id: RecordId,
-        reply: oneshot::Sender<Result<Option<Listed>, Error>>,
+        reply: oneshot::Sender<Result<Option<RecordEntry>, Error>>,
     },
     List {
         search: ListRequest,
@@ -179,7 +179,7 @@ impl Reader {
         }
     }
 
-    fn get(&self, id: RecordId) -> Result<Option<Listed>, Failure> {
+    fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Failure> {
         let mut get = self.conn.prepare_cached(GET)?;
         let found = get.query_row([id.0], |found| self.listed(id, row::record(found, 0)?, found, 6));
         Ok(found.optional()?)
@@ -195,9 +195,9 @@ impl Reader {
         record: Record,
         row: &rusqlite::Row<'_>,
         origin: usize,
-    ) -> rusqlite::Result<Listed> {
+    ) -> rusqlite::Result<RecordEntry> {
         let now = self.now();
-        Ok(Listed { id, origin: row::origin(row, origin)?, record, now })
+        Ok(RecordEntry { id, origin: row::origin(row, origin)?, record, now })
     }
 }
 

@@ -13,17 +13,17 @@ use super::{row, schema};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::resealing::Values;
 use crate::store::rules::{self, RecordView, Transition};
-use crate::store::{Claim, End, Error, ErrorKind, Fresh, LeaseRenewal, Settled};
+use crate::store::{Claim, End, Error, ErrorKind, LeaseRenewal, NewRecord, Settled};
 
 pub(super) struct ClaimRequest {
     pub(super) id: RecordId,
-    pub(super) fresh: Fresh,
+    pub(super) fresh: NewRecord,
 }
 
 pub(super) struct SupersedeRequest {
     pub(super) id: RecordId,
     pub(super) seen: Version,
-    pub(super) fresh: Fresh,
+    pub(super) fresh: NewRecord,
 }
 
 pub(super) struct SettleRequest {
@@ -308,7 +308,7 @@ impl Request for PingRequest {
 
 impl Session {
     /// The result of a claim that may not or need not insert: nothing, itself, or the current record.
-    fn answer_from_record(&self, id: RecordId, fresh: &Fresh, now: Timestamp) -> Result<Option<Claim>, Failure> {
+    fn answer_from_record(&self, id: RecordId, fresh: &NewRecord, now: Timestamp) -> Result<Option<Claim>, Failure> {
         Ok(self.record(id)?.map(|record| {
             if record.state == State::InFlight && record.attempt == fresh.attempt {
                 Claim::Inserted(record.claimed_at)

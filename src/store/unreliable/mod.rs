@@ -26,8 +26,8 @@ use tokio::sync::broadcast;
 
 use super::audit::{self, EntryFilter, EntryPage, NewEntry, Position};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
-    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -233,11 +233,11 @@ impl Store for Unreliable {
         self.inner.recall(id)
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         self.call(Operation::Claim, self.inner.claim(id, fresh)).await
     }
 
-    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         self.call(Operation::Supersede, self.inner.supersede(id, seen, fresh)).await
     }
 
@@ -281,7 +281,7 @@ impl Store for Unreliable {
         self.inner.audit().map(|_| self as &dyn AuditLog)
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         self.call(Operation::Get, self.inner.get(id)).await
     }
 

@@ -14,9 +14,9 @@ fn store() -> Unreliable {
     Unreliable::new(Arc::new(Memory::new()))
 }
 
-fn fresh() -> Fresh {
+fn fresh() -> NewRecord {
     let head = Bytes::new();
-    Fresh { attempt: Attempt([1; 16]), origin: OriginId(1), lease: MINUTE, ttl: MINUTE, unknown_ttl: MINUTE, head }
+    NewRecord { attempt: Attempt([1; 16]), origin: OriginId(1), lease: MINUTE, ttl: MINUTE, unknown_ttl: MINUTE, head }
 }
 
 async fn stands(store: &Unreliable) -> bool {

@@ -8,7 +8,7 @@ use ::tokio::time::{sleep, timeout};
 use bytes::Bytes;
 use oncegate::idempotency::record::{Attempt, RecordId, State};
 use oncegate::store::postgres::Postgres;
-use oncegate::store::{Claim, End, Error, Expiry, Fresh, LeaseRenewal, OriginId, Settled, Store};
+use oncegate::store::{Claim, End, Error, Expiry, LeaseRenewal, NewRecord, OriginId, Settled, Store};
 
 use super::{migrated, settings, tokio};
 use crate::servers::{Database, Session};
@@ -37,9 +37,9 @@ fn complete(number: u8) -> String {
     format!("SELECT oncegate.complete('{}', 201, NULL, '{number}')", attempt(number).expose())
 }
 
-fn fresh(number: u8, lease: Duration) -> Fresh {
+fn fresh(number: u8, lease: Duration) -> NewRecord {
     let ttl = Duration::from_secs(3600);
-    Fresh {
+    NewRecord {
         attempt: attempt(number),
         origin: OriginId(1),
         lease,

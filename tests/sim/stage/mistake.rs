@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Version};
 use oncegate::store::{
-    Chunk, Claim, Cursor, End, Error, Expiry, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Settled, Store,
+    Chunk, Claim, Cursor, End, Error, Expiry, Filter, Identity, IdentityChange, LeaseRenewal, NamespaceRules,
+    NewRecord, Origin, Page, RecordEntry, Settled, Store,
 };
 
 use super::Clock;
@@ -144,7 +144,7 @@ impl Store for Mistaken {
         self.inner.kind()
     }
 
-    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+    async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
         let attempt = fresh.attempt;
         let is_alone = self.claims.fetch_add(1, Ordering::Relaxed) == 0;
         let claim = self.inner.claim(id, fresh).await;
@@ -152,7 +152,7 @@ impl Store for Mistaken {
         let claim = claim?;
         if self.is(Mistake::ForgetsOwnClaim)
             && let Claim::Inserted(at) = claim
-            && let Some(Listed { record, now, .. }) = self.inner.get(id).await?
+            && let Some(RecordEntry { record, now, .. }) = self.inner.get(id).await?
             && record.attempt == attempt
             && at < now
         {
@@ -161,7 +161,7 @@ impl Store for Mistaken {
         self.wrongly_claimed(id, claim, is_alone).await
     }
 
-    async fn supersede(&self, id: RecordId, mut seen: Version, fresh: Fresh) -> Result<bool, Error> {
+    async fn supersede(&self, id: RecordId, mut seen: Version, fresh: NewRecord) -> Result<bool, Error> {
         let standing = self.version_of(id).await?;
         match (self.mistake, standing) {
             (Mistake::TakesOverUnseen, Some(standing)) => seen = standing,
@@ -233,7 +233,7 @@ impl Store for Mistaken {
         }
     }
 
-    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+    async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         let mut listed = self.inner.get(id).await?;
         if let Some(listed) = listed.as_mut().filter(|_| self.is(Mistake::RemembersLooks)) {
             listed.record = self.first_seen(id, listed.record.clone());

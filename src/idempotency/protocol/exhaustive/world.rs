@@ -211,10 +211,10 @@ impl World {
             Action::Follow if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
             Action::Follow if leader == Some(true) => return Some(running()),
             Action::FollowToEnd if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
-            Action::TakePlace if is_full => return Some(Event::NoPlace),
-            Action::TakePlace => {
+            Action::AcquireWaitSlot if is_full => return Some(Event::WaitSlotsFull),
+            Action::AcquireWaitSlot => {
                 request.has_waited = true;
-                return Some(Event::PlaceTaken);
+                return Some(Event::WaitSlotAcquired);
             }
             Action::Follow => request.operation = Some(Operation::Follow { to_end: false }),
             Action::FollowToEnd => request.operation = Some(Operation::Follow { to_end: true }),

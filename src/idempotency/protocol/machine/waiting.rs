@@ -37,12 +37,12 @@ pub(super) enum Place {
 impl Protocol {
     pub(super) fn placed(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
         match event {
-            Event::PlaceTaken => {
+            Event::WaitSlotAcquired => {
                 let action = if waiting.place == Place::Here { Action::FollowToEnd } else { Action::Watch };
                 self.go(Phase::Waiting(waiting), [action])
             }
-            Event::NoPlace => self.reply(waiting.in_flight(now)),
-            _ => self.stay(Phase::TakingPlace(waiting)),
+            Event::WaitSlotsFull => self.reply(waiting.in_flight(now)),
+            _ => self.stay(Phase::AcquiringWaitSlot(waiting)),
         }
     }
 
@@ -132,7 +132,7 @@ impl Protocol {
         let deadline = self.limits.patience;
         let waiting = Waiting { place, attempt, at: now, deadline, pause: FIRST_LOOK };
         if self.may_wait() {
-            return self.go(Phase::TakingPlace(waiting), share.into_iter().chain([Action::TakePlace]));
+            return self.go(Phase::AcquiringWaitSlot(waiting), share.into_iter().chain([Action::AcquireWaitSlot]));
         }
         self.go(Phase::Done, share.into_iter().chain([Action::Reply(waiting.in_flight(now))]))
     }

@@ -19,9 +19,9 @@ const ID: RecordId = RecordId([7; 32]);
 const TTL: Duration = Duration::from_secs(10);
 const SETTINGS: Settings = Settings { most_entries: 1000, most_bytes: 1 << 20, max_age: None };
 
-fn fresh(attempt: u8) -> Fresh {
+fn fresh(attempt: u8) -> NewRecord {
     let (attempt, origin) = (Attempt([attempt; 16]), OriginId(1));
-    Fresh { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: head(attempt) }
+    NewRecord { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: head(attempt) }
 }
 
 /// The head of the same request each time; the details differ, as they do between a request and its retry.

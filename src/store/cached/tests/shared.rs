@@ -125,7 +125,7 @@ impl TwoGates {
     }
 
     /// The claim of the other gate, and how often it asked the store.
-    async fn asked(&self, id: RecordId, fresh: Fresh) -> (Claim, u64) {
+    async fn asked(&self, id: RecordId, fresh: NewRecord) -> (Claim, u64) {
         let before = self.inner.calls();
         let claim = self.other.claim(id, fresh).await.unwrap();
         (claim, self.inner.calls() - before)
@@ -224,7 +224,7 @@ async fn a_claim_that_is_asked_for_again_does_not_turn_back_the_time() {
     let two = two().completed().await;
     let value = two.remotes.values.lock().unwrap()[&ID].clone();
     let another = RecordId([8; 32]);
-    let patient = Fresh { lease: 2 * TTL, ..fresh(3) };
+    let patient = NewRecord { lease: 2 * TTL, ..fresh(3) };
     two.inner.script_for(Call::Claim, [Fault::LoseAnswer]);
     two.other.claim(another, patient.clone()).await.unwrap_err();
     advance(TTL).await;
@@ -330,7 +330,7 @@ async fn a_hint_is_trusted_briefly_by_the_same_request() {
     assert_eq!((record.state, record.attempt), (State::InFlight, Attempt([1; 16])));
     assert_eq!(two.last(), CacheResult::InFlight);
     assert!(two.other.recall(ID).is_none(), "it is no answer");
-    let different = Fresh { head: Bytes::from_static(b"different"), ..fresh(4) };
+    let different = NewRecord { head: Bytes::from_static(b"different"), ..fresh(4) };
     assert!(matches!(two.asked(ID, different).await, (Claim::Exists { .. }, 1)));
     advance(HINT_TTL).await;
     assert!(matches!(two.asked(ID, fresh(3)).await, (Claim::Exists { .. }, 1)));
@@ -370,7 +370,7 @@ async fn a_hint_goes_with_the_attempt() {
 #[tokio::test(start_paused = true)]
 async fn a_hint_does_not_outlive_its_lease() {
     let two = two();
-    let short = Fresh { lease: HINT_TTL / 2, ..fresh(1) };
+    let short = NewRecord { lease: HINT_TTL / 2, ..fresh(1) };
     two.one.claim(ID, short).await.unwrap();
     two.asked(ID, fresh(2)).await;
     two.until_written().await;

@@ -14,7 +14,7 @@ pub(super) enum Reply {
     Done(Timestamp),
     Fenced(Option<Record>),
     Count(usize),
-    Listed(Vec<(RecordId, Option<Origin>, Record)>),
+    RecordEntry(Vec<(RecordId, Option<Origin>, Record)>),
     Changes(Vec<IdentityChange>),
     Nothing,
 }
@@ -90,9 +90,9 @@ impl Reference {
             Call::List(filter, _) => {
                 let mut listed = self.listed(&filter, None);
                 listed.sort_by_key(|(id, _, record)| std::cmp::Reverse((record.claimed_at, *id)));
-                Reply::Listed(listed)
+                Reply::RecordEntry(listed)
             }
-            Call::Scan(filter, after, _) => Reply::Listed(self.listed(&filter, after)),
+            Call::Scan(filter, after, _) => Reply::RecordEntry(self.listed(&filter, after)),
             Call::Adopt(digests, accept_change) => {
                 let (origins, rules) = rules(&digests);
                 Reply::Changes(self.adopt(origins, rules, accept_change))
@@ -150,7 +150,7 @@ impl Reference {
     }
 
     fn put(&mut self, id: u8, by: ClaimSpec) {
-        let Fresh { attempt, lease, unknown_ttl, head, .. } = by.fresh();
+        let NewRecord { attempt, lease, unknown_ttl, head, .. } = by.fresh();
         let (claimed_at, until) = (self.now, self.now.plus(lease));
         let record = Record { attempt, state: State::InFlight, claimed_at, until, head, answer: None };
         self.records.insert(id, StoredRecord { record, origin: origin_of(by.by), unknown_ttl });

@@ -82,7 +82,7 @@ async fn a_damaged_row_holds_up_no_other_request() {
     database.run("UPDATE oncegate.delivery SET token = '\\x01' WHERE id = decode(repeat('02', 32), 'hex')");
     assert_eq!(numbers(&take(&store, 10).await), [1, 3]);
 
-    let fresh = |number| Fresh {
+    let fresh = |number| NewRecord {
         attempt: Attempt([number; 16]),
         origin: ORIGIN,
         lease: Duration::from_secs(60),

@@ -20,9 +20,9 @@ pub(super) fn attempt(number: u8) -> Attempt {
     Attempt([number; 16])
 }
 
-pub(super) fn fresh(number: u8) -> Fresh {
+pub(super) fn fresh(number: u8) -> NewRecord {
     let (attempt, head) = (attempt(number), Bytes::from_static(b"head"));
-    Fresh { attempt, origin: OriginId(1), lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head }
+    NewRecord { attempt, origin: OriginId(1), lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head }
 }
 
 pub(super) fn complete() -> End {
@@ -220,7 +220,7 @@ async fn a_locked_record_does_not_delay_other_settlements() {
     let store = Arc::new(open(&database.url).await);
     for number in 1..=20 {
         let lease = if number == 1 { Duration::from_millis(1) } else { HOUR };
-        store.claim(id(number), Fresh { lease, ..fresh(number) }).await.unwrap();
+        store.claim(id(number), NewRecord { lease, ..fresh(number) }).await.unwrap();
     }
     let upstream = database.session();
     upstream.run("BEGIN");
@@ -302,7 +302,7 @@ async fn waiters_are_notified_at_once() {
         store.settle(id(number), attempt(number), end).await.unwrap();
         timeout(Duration::from_secs(10), waiting).await.expect("it is notified").unwrap();
     }
-    store.claim(id(9), Fresh { lease: Duration::from_millis(1), ..fresh(9) }).await.unwrap();
+    store.claim(id(9), NewRecord { lease: Duration::from_millis(1), ..fresh(9) }).await.unwrap();
     let waiting = Arc::clone(&other);
     let waiting = tokio::spawn(async move { waiting.changed(id(9)).await });
     sleep(Duration::from_millis(100)).await;

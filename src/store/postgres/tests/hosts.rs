@@ -321,7 +321,7 @@ async fn unknown_and_expired_records_are_read_only_from_a_host_that_commits() {
     two.make_second_read_only(true);
     let store = open(&two.url()).await;
     for number in [1, 2] {
-        store.claim(id(number), Fresh { lease: Duration::from_secs(2), ..fresh(number) }).await.unwrap();
+        store.claim(id(number), NewRecord { lease: Duration::from_secs(2), ..fresh(number) }).await.unwrap();
     }
     let settled =
         store.settle(id(1), attempt(1), End::Hold { cause: bytes::Bytes::from_static(b"cause") }).await.unwrap();

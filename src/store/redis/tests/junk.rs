@@ -149,7 +149,7 @@ async fn upkeep_removes_nothing_but_records_of_its_own() {
 async fn a_partition_that_fails_keeps_no_other_from_upkeep() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
-    let past = |number| Fresh { lease: Duration::ZERO, ..fresh(number) };
+    let past = |number| NewRecord { lease: Duration::ZERO, ..fresh(number) };
     let [bad, good] = [RecordId([0; 32]), RecordId([255; 32])];
     store.claim(good, past(1)).await.unwrap();
     let set = Partition::of(bad).times();

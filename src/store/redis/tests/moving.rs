@@ -47,8 +47,8 @@ async fn while_a_slot_moves_upkeep_loses_nothing() {
     let Some(cluster) = Cluster::start() else { return };
     let store = Redis::open(&settings_of(Topology::Cluster, cluster.nodes())).await.unwrap();
     let lease = Duration::ZERO;
-    store.claim(id(1), Fresh { lease, ..fresh(1) }).await.unwrap();
-    store.claim(id(2), Fresh { ttl: Duration::ZERO, ..fresh(2) }).await.unwrap();
+    store.claim(id(1), NewRecord { lease, ..fresh(1) }).await.unwrap();
+    store.claim(id(2), NewRecord { ttl: Duration::ZERO, ..fresh(2) }).await.unwrap();
     let expiry = Expiry::FromNow(Duration::ZERO);
     let end = End::Complete { answer: Bytes::new(), expiry };
     store.settle(id(2), attempt(2), end).await.unwrap();

@@ -15,7 +15,7 @@ async fn a_full_disk_refuses_claims_and_gets_over_it() {
     let settings = Settings { max_pages: Some(60), ..Settings::new(&path) };
     let store = Arc::new(Sqlite::open(acquire(&settings)).unwrap());
     let head = Bytes::from(vec![1; 3000]);
-    let large = |number| Fresh { head: head.clone(), ..fresh(number) };
+    let large = |number| NewRecord { head: head.clone(), ..fresh(number) };
     let mut kept = 0;
     let error = loop {
         match store.claim(id(kept), large(kept)).await {
@@ -36,7 +36,7 @@ async fn a_full_disk_refuses_claims_and_gets_over_it() {
             match number {
                 0 => store.settle(id(0), attempt(0), End::Hold { cause: Bytes::from_static(b"cause") }).await.map(drop),
                 1 => store.claim(id(1), fresh(999)).await.map(|claim| assert!(matches!(claim, Claim::Exists { .. }))),
-                _ => store.claim(id(500 + number), Fresh { head, ..fresh(500 + number) }).await.map(drop),
+                _ => store.claim(id(500 + number), NewRecord { head, ..fresh(500 + number) }).await.map(drop),
             }
         })
     });

@@ -46,10 +46,10 @@ fn attempt(number: u16) -> Attempt {
     Attempt(bytes)
 }
 
-fn fresh(number: u16) -> Fresh {
+fn fresh(number: u16) -> NewRecord {
     let hour = Duration::from_secs(3600);
     let head = Bytes::from_static(b"head");
-    Fresh { attempt: attempt(number), origin: OriginId(1), lease: hour, ttl: hour, unknown_ttl: hour, head }
+    NewRecord { attempt: attempt(number), origin: OriginId(1), lease: hour, ttl: hour, unknown_ttl: hour, head }
 }
 
 fn complete(answer: Bytes) -> End {

@@ -65,7 +65,7 @@ async fn a_file_in_use_is_looked_into_and_left_alone() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "and none is made");
     let store = open(&path);
     store.adopt(vec![origin()], vec![rule(1)], false).await.unwrap();
-    store.claim(id(1), Fresh { origin: origin().id(), ..fresh(1) }).await.unwrap();
+    store.claim(id(1), NewRecord { origin: origin().id(), ..fresh(1) }).await.unwrap();
     let found = |digest| preview(&path, &[rule(digest)]).unwrap().unwrap();
     assert_eq!(found(1).changes, []);
     let changes = store.changes(Vec::new(), vec![rule(2)]).await.unwrap();
