@@ -153,8 +153,8 @@ impl Resolution {
                 }
                 Ok(())
             }
-            Settled::Superseded { record: Some(record) } => Err(not_unknown(&record, *now)),
-            Settled::Superseded { record: None } => Err(absent()),
+            Settled::NotCurrent { record: Some(record) } => Err(not_unknown(&record, *now)),
+            Settled::NotCurrent { record: None } => Err(absent()),
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::idempotency::scope::{Caller, ScopePart};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::deliveries::{self as queue, Acceptance, Lane, NewDelivery};
 use crate::store::memory::Memory;
-use crate::store::{Claim, End, Expiry, Identity, NewRecord, Origin, Settled};
+use crate::store::{Claim, End, Expiry, NamespaceRuleSet, NewRecord, Origin, Settled};
 
 /// How long an unknown outcome is kept.
 const UNKNOWN_TTL: Duration = Duration::from_secs(86400);
@@ -79,7 +79,7 @@ pub(crate) async fn start(token: Option<&str>) -> Admin {
 pub(super) async fn with_store(admin: Admin) -> Admin {
     admin.state.set_store(admin.store.clone());
     let origins = ["charge", "refund"].map(origin);
-    let rules = origins.each_ref().map(|Origin { service, namespace, .. }| Identity {
+    let rules = origins.each_ref().map(|Origin { service, namespace, .. }| NamespaceRuleSet {
         service: service.clone(),
         namespace: namespace.clone(),
         digest: [1; 32],

@@ -9,7 +9,7 @@ use crate::config::Postgres as Settings;
 use crate::store::Store;
 use crate::store::postgres::layout::find;
 use crate::store::postgres::{Description, OpenError, Opened, Postgres};
-use crate::store::sharded::layout::{DatabaseId, Found, Misfit, Routes, fit, follow};
+use crate::store::sharded::layout::{DatabaseId, DatabaseMap, Found, Misfit, fit, follow};
 use crate::store::sharded::{Databases, Sharded};
 
 /// A store of several databases.
@@ -127,7 +127,7 @@ impl Databases for List {
         Ok((self.wrap)(store, self.names[index].as_str().into()))
     }
 
-    async fn routes(&self, ids: &[DatabaseId]) -> Result<Routes, String> {
+    async fn routes(&self, ids: &[DatabaseId]) -> Result<DatabaseMap, String> {
         let (found, _) = self.look().await.map_err(|error| error.to_string())?;
         follow(ids, &found).ok_or_else(|| "no database says where records are".to_owned())
     }

@@ -16,7 +16,7 @@ use super::preset::Preset;
 use super::units::show_duration;
 use crate::idempotency::delivery::{Async, Deliver};
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, Seal, StoreFailure};
+use crate::idempotency::policy::{Cors, InFlight, Mode, Policy, ResponseMode, Seal, StoreFailure};
 use crate::idempotency::scope::{Scope, ScopeWord};
 use crate::route::Router;
 
@@ -104,7 +104,7 @@ keys! {
         /// client while the upstream sends it, each piece when the next one arrives; the last bytes wait until all of it is
         /// durable, and if that fails the connection is broken off. Answers of gRPC calls are buffered: their status comes
         /// last.
-        body => words(&[("buffer", Delivery::Buffer), ("stream", Delivery::Stream)]);
+        body => words(&[("buffer", ResponseMode::Buffer), ("stream", ResponseMode::Stream)]);
         /// The largest request body; 413 `request-too-large` beyond it. At most "256MiB".
         max_request_body => size(0..=LARGEST_BODY);
         /// The largest answer whose body is kept for replays; beyond it, a retry gets 409 `response-not-stored`. At most

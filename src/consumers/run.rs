@@ -176,7 +176,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     }
                 }
                 received = self.subscription.next(), if !is_stopping => {
-                    let work = Work::of(self.shared, received?);
+                    let work = MessageTask::of(self.shared, received?);
                     let place = lanes.join(work.lane.clone());
                     tasks.spawn(work.run(Arc::clone(self.shared), place, returning.subscribe()));
                 }
@@ -284,7 +284,7 @@ impl Refused {
 }
 
 /// A message on its way.
-struct Work {
+struct MessageTask {
     receipt: u64,
     /// Names it among messages.
     key: Bytes,
@@ -295,7 +295,7 @@ struct Work {
     message: Result<Message, String>,
 }
 
-impl Work {
+impl MessageTask {
     fn of<F>(shared: &Shared<F>, received: Received) -> Self {
         let Settings { request, key: rule, concurrency, .. } = &*shared.settings;
         let Received { receipt, properties, headers, body } = received;

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::answer::Reply;
-use super::kept::Kept;
+use super::delivery_context::DeliveryContext;
 use super::pass::{no_room_for_request, spool_problem};
 use super::protected::{ProtectedRequest, RETRY_SOON, digest};
 use super::request::Head;
@@ -308,7 +308,8 @@ impl ProtectedRequest {
         let Delivery { token, accepted_at, .. } = taken.delivery;
         let (head_of_record, timeout) = (taken.delivery.head.clone(), policy.deliver.timeout);
         let unknown_ttl = record.details().unknown_ttl.unwrap_or(policy.unknown_ttl);
-        let kept = Kept { head: head_of_record, timeout, token, unknown_ttl, accepted_at, taken_at: taken.now };
+        let kept =
+            DeliveryContext { head: head_of_record, timeout, token, unknown_ttl, accepted_at, taken_at: taken.now };
         let identifier = gate.identifiers.all().nth(made_by).unwrap_or(&gate.identifiers.first).clone();
         Ok(Self {
             gate: Arc::clone(gate),

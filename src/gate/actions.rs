@@ -408,7 +408,7 @@ impl ActionExecutor {
                 let settled = self.held_before(settled);
                 let settlement = match &settled {
                     Settled::Done { .. } => Settlement::Done,
-                    Settled::Superseded { record } => self.superseded(record.as_ref()),
+                    Settled::NotCurrent { record } => self.superseded(record.as_ref()),
                 };
                 self.settled = Some(settled);
                 Event::Settled(settlement)

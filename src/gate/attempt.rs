@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, response};
 use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
-use self::delivery::{
+use self::client_reply::{
     Cut, by_policy, end_of_tee, may_stream, recorded, relay, relay_released, trailers_may_follow, unrecorded,
 };
 use super::answer::{Client, Reply};
@@ -32,7 +32,7 @@ use crate::store::{End, Expiry, Settled};
 use crate::telemetry::metrics::AttemptGuard;
 use crate::telemetry::outcome::{Code, Outcome};
 
-mod delivery;
+mod client_reply;
 
 /// How long a client that stopped reading is waited for.
 const CLIENT_STALL: Duration = Duration::from_secs(30);
@@ -86,7 +86,7 @@ pub(super) struct Attempted {
     /// The memory that the record takes until it is settled.
     pub(super) record: Option<Permit>,
     /// What the client gets, until it has it.
-    delivery: Option<ForClient>,
+    for_client: Option<ForClient>,
     _counted: Arc<AttemptGuard>,
 }
 
@@ -126,10 +126,10 @@ impl Ended {
 impl Attempted {
     /// Whether the request may be sent again: how the attempt ended is unknown, and its client has nothing of an answer.
     pub(super) fn may_be_sent_again(&self) -> bool {
-        let is_unanswered = |delivery: &ForClient| delivery.recipient.client.is_some() && delivery.rest.is_none();
+        let is_unanswered = |waits: &ForClient| waits.recipient.client.is_some() && waits.rest.is_none();
         let is_shutdown = |cause: &Bytes| UnknownCause::decode(cause) == Ok(UnknownCause::Shutdown);
         matches!(&self.end, End::Hold { cause } if !is_shutdown(cause))
-            && self.delivery.as_ref().is_some_and(is_unanswered)
+            && self.for_client.as_ref().is_some_and(is_unanswered)
     }
 
     /// Whether it was this attempt.
@@ -139,7 +139,7 @@ impl Attempted {
 
     /// The client, for the next attempt.
     pub(super) fn into_client(self) -> Option<Client> {
-        self.delivery?.recipient.client
+        self.for_client?.recipient.client
     }
 }
 
@@ -219,8 +219,8 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
         }
         End::Release | End::Complete { .. } | End::Hold { .. } => None,
     };
-    let delivery = Some(ForClient { outcome, answer, recipient, rest, withheld });
-    Attempted { attempt, end, released, record, delivery, _counted: counted }
+    let for_client = Some(ForClient { outcome, answer, recipient, rest, withheld });
+    Attempted { attempt, end, released, record, for_client, _counted: counted }
 }
 
 /// Sends the request once and takes in the answer.
@@ -408,7 +408,7 @@ fn hold(cause: UnknownCause) -> End {
 fn report_held(request: &ProtectedRequest, attempted: &Attempted, settled: Option<&Settled>) {
     let End::Hold { cause } = &attempted.end else { return };
     let by_attempt = |record: &Record| record.is_completed_by(attempted.attempt);
-    if matches!(settled, Some(Settled::Superseded { record: Some(record) }) if by_attempt(record)) {
+    if matches!(settled, Some(Settled::NotCurrent { record: Some(record) }) if by_attempt(record)) {
         return;
     }
     let (id, record, route, key) = (request.head.id, request.id, &*request.state.name, request.key_shortened());
@@ -422,7 +422,7 @@ fn report_held(request: &ProtectedRequest, attempted: &Attempted, settled: Optio
 pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempted, settled: Option<&Settled>) {
     let attempt = attempted.attempt;
     let Some(ForClient { outcome, answer, recipient: Recipient { client, tee, .. }, rest, withheld }) =
-        attempted.delivery.take()
+        attempted.for_client.take()
     else {
         return;
     };

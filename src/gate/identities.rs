@@ -13,7 +13,7 @@ use crate::idempotency::policy::{Mode, Policy, Seal};
 use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Route, Router};
-use crate::store::{Identity, IdentityChange, Origin, OriginId};
+use crate::store::{IdentityChange, NamespaceRuleSet, Origin, OriginId};
 
 /// The scope of a route that named none, in versions of oncegate that kept no descriptions of rules.
 const FORMER_DEFAULT_SCOPE: [&str; 3] = ["host", "header:authorization", "header:x-api-key"];
@@ -21,7 +21,7 @@ const FORMER_DEFAULT_SCOPE: [&str; 3] = ["host", "header:authorization", "header
 impl Gate {
     /// The origins of this gate's records, and the rules of their identities: for [`crate::store::Store::adopt`] before it serves.
     #[must_use]
-    pub fn identities(&self) -> (Vec<Origin>, Vec<Identity>) {
+    pub fn identities(&self) -> (Vec<Origin>, Vec<NamespaceRuleSet>) {
         self.identity_rules().adoption()
     }
 
@@ -94,7 +94,7 @@ impl<'a> IdentityRules<'a> {
 
     /// The origins of the records, and the rules of their identities: for [`crate::store::Store::adopt`].
     #[must_use]
-    pub fn adoption(&self) -> (Vec<Origin>, Vec<Identity>) {
+    pub fn adoption(&self) -> (Vec<Origin>, Vec<NamespaceRuleSet>) {
         let service = self.service();
         let origin_of = |route: &Arc<Route>| {
             let origin = origin(service, &route.namespace, &route.name);
@@ -103,7 +103,7 @@ impl<'a> IdentityRules<'a> {
         let origins = self.router.routes().iter().map(origin_of).collect();
         let (identifiers, trusted) = (self.settings.identifiers(), self.settings.forwarding.rule());
         let callers = CallerRules { trusted: &trusted, token_header: self.settings.token_header() };
-        let mut identities: Vec<Identity> = Vec::new();
+        let mut identities: Vec<NamespaceRuleSet> = Vec::new();
         for (route, rules) in self.routes() {
             // Routes that share a namespace share its rules; the configuration sees to that.
             if !identities.iter().any(|known| known.namespace == route.namespace) {
@@ -111,7 +111,7 @@ impl<'a> IdentityRules<'a> {
                 let digests = identifiers.others.iter().map(|identifier| digest(identifier, route, callers));
                 let digests: Vec<RulesDigest> = digests.collect();
                 let others = digests.iter().map(|digest| RecordId(*digest).to_string()).collect();
-                identities.push(Identity {
+                identities.push(NamespaceRuleSet {
                     service: Arc::clone(service),
                     namespace: Arc::clone(&route.namespace),
                     digest: digest(&identifiers.first, route, callers),

@@ -92,7 +92,7 @@ impl ProtectedRequest {
         let reply = self.reply_with(Outcome::Recovered, Ok(answer), None);
         match settled {
             Some(Settled::Done { until }) => reply.with_expiry(&self.gate.settings.headers, *until),
-            Some(Settled::Superseded { .. }) | None => reply,
+            Some(Settled::NotCurrent { .. }) | None => reply,
         }
     }
 

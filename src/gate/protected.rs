@@ -11,7 +11,7 @@ use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::Instant;
 
 use super::answer::Reply;
-use super::kept::Kept;
+use super::delivery_context::DeliveryContext;
 use super::pass::{self, ForwardOptions, spool_problem};
 use super::request::{self, Head};
 use super::{Gate, RouteState};
@@ -30,8 +30,8 @@ use crate::idempotency::decide::{Decision, RunningAttempt, decide, difference};
 use crate::idempotency::fingerprint::{self, Fingerprint, Recipe, Subject};
 use crate::idempotency::identity::RecordIdHasher;
 use crate::idempotency::key::{Found, Key};
-use crate::idempotency::policy::{Delivery, InFlight, Policy, StoreFailure};
-use crate::idempotency::protocol::Limits;
+use crate::idempotency::policy::{InFlight, Policy, ResponseMode, StoreFailure};
+use crate::idempotency::protocol::ProtocolLimits;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::{Recovery, Resend};
 use crate::route::Route;
@@ -58,7 +58,7 @@ pub(super) struct ProtectedRequest {
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
     /// What was kept of it, where it was accepted before.
-    pub(super) kept: Option<Kept>,
+    pub(super) kept: Option<DeliveryContext>,
     /// It comes again by itself until it has its end.
     pub(super) is_unattended: bool,
     /// The proof of its caller, where its scope asks for one.
@@ -143,13 +143,13 @@ impl ProtectedRequest {
     }
 
     /// The times that bound it.
-    pub(super) fn limits(&self) -> Limits {
+    pub(super) fn limits(&self) -> ProtocolLimits {
         let settle_timeout = self.gate.settings.settle_timeout;
         let Resend { attempts, backoff } = match &self.policy().recovery {
             Recovery::Resend(resend) => *resend,
             Recovery::Hold | Recovery::Retry | Recovery::Probe(_) => Resend { attempts: 1, backoff: Duration::ZERO },
         };
-        Limits { settle_timeout, lease: self.policy().lease, patience: self.patience(), attempts, backoff }
+        ProtocolLimits { settle_timeout, lease: self.policy().lease, patience: self.patience(), attempts, backoff }
     }
 
     /// How long the request may wait for another's attempt; zero where it is to be answered at once.
@@ -279,7 +279,7 @@ impl ProtectedRequest {
                 match body {
                     Some(body) => *response.body_mut() = body,
                     // As it came to one who got it in pieces.
-                    None if self.policy().body == Delivery::Stream && !has_length(&answer) => {
+                    None if self.policy().body == ResponseMode::Stream && !has_length(&answer) => {
                         response = response.map(Body::without_length);
                     }
                     None => {}

@@ -166,7 +166,7 @@ fn reconciled(state: &RouteState, record: RecordId, finding: Finding, settled: &
         Settled::Done { .. } => {
             tracing::info!(%record, route, finding = finding.as_str(), "an unknown outcome was found out, without its client");
         }
-        Settled::Superseded { .. } => {
+        Settled::NotCurrent { .. } => {
             tracing::debug!(%record, route, "an unknown outcome was settled otherwise while the upstream was asked");
         }
     }

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 use super::Gate;
 use super::identities::IdentityRules;
 use crate::idempotency::record::Timestamp;
-use crate::store::{Identity, NamespaceRules};
+use crate::store::{NamespaceRuleSet, NamespaceRules};
 use crate::telemetry::metrics::Metrics;
 
 /// How often to look.
@@ -29,7 +29,7 @@ pub const KNOWN_AFTER: Duration = Duration::from_secs(2);
 /// another gate has replaced. Never returns.
 pub async fn follow_rules(current: impl Fn() -> Arc<Gate>, metrics: Metrics) {
     // A gate's rules never change, and are work to make.
-    let mut known: Option<(Arc<Gate>, Vec<Identity>)> = None;
+    let mut known: Option<(Arc<Gate>, Vec<NamespaceRuleSet>)> = None;
     loop {
         sleep(LOOK).await;
         let gate = current();
@@ -44,7 +44,7 @@ pub async fn follow_rules(current: impl Fn() -> Arc<Gate>, metrics: Metrics) {
 
 impl Gate {
     /// `own` are the rules of this gate.
-    async fn look_at_rules(&self, own: &[Identity], metrics: &Metrics) {
+    async fn look_at_rules(&self, own: &[NamespaceRuleSet], metrics: &Metrics) {
         // It goes by the last answer until there is another.
         let Ok(Ok(on_file)) = timeout(PATIENCE, self.shared.store.identities()).await else { return };
         // What a reload puts on file is this process's own.
@@ -63,7 +63,7 @@ impl Gate {
         }
     }
 
-    fn claim_nothing_by(&self, replaced: &[&Identity], on_file: &[&NamespaceRules], metrics: &Metrics) {
+    fn claim_nothing_by(&self, replaced: &[&NamespaceRuleSet], on_file: &[&NamespaceRules], metrics: &Metrics) {
         metrics.rules_replaced(replaced.len());
         let digests: Vec<_> = replaced.iter().map(|rules| rules.digest).collect();
         let before = self.shared.replaced.load_full();
@@ -97,7 +97,7 @@ fn of_service<'a>(on_file: &'a [NamespaceRules], service: &str) -> impl Iterator
 
 /// Those of a gate's own rules that others on file have replaced: gates with the one would not find what gates with the other
 /// record. None where everything on file goes with the own ones, and another gate has fewer namespaces.
-fn replaced<'a>(own: &'a [Identity], on_file: &[&NamespaceRules]) -> Vec<&'a Identity> {
+fn replaced<'a>(own: &'a [NamespaceRuleSet], on_file: &[&NamespaceRules]) -> Vec<&'a NamespaceRuleSet> {
     if on_file.iter().all(|found| own.iter().any(|rules| found.goes_with(rules))) {
         return Vec::new();
     }

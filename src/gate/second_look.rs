@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::kept::Kept;
+use super::delivery_context::DeliveryContext;
 use super::protected::{ProtectedRequest, RETRY_SOON};
 use super::rotation::Standing;
 use crate::http::problem::Problem;
@@ -37,7 +37,7 @@ struct TakenDelivery {
 impl ProtectedRequest {
     /// What to look at once its claim stands.
     pub(super) fn second_look(&self) -> SecondLook {
-        let taken = |kept: &Kept| TakenDelivery { id: self.id, token: kept.token, at: kept.taken_at };
+        let taken = |kept: &DeliveryContext| TakenDelivery { id: self.id, token: kept.token, at: kept.taken_at };
         SecondLook {
             is_former: self.made_by > 0 && self.kept.is_none(),
             others: self.other_ids(),

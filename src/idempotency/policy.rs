@@ -52,7 +52,7 @@ pub struct Policy {
     /// How what was accepted is delivered.
     pub deliver: Deliver,
     /// When the client gets an answer.
-    pub body: Delivery,
+    pub body: ResponseMode,
     /// Largest request body, in bytes.
     pub max_request_body: u64,
     /// Largest answer body that is kept, in bytes.
@@ -109,7 +109,7 @@ impl Default for Policy {
             mode: Mode::Protect,
             r#async: Async::Refuse,
             deliver: Deliver::default(),
-            body: Delivery::Buffer,
+            body: ResponseMode::Buffer,
             max_request_body: 16 * MIB,
             max_response_body: 16 * MIB,
             quota: None,
@@ -150,7 +150,7 @@ pub enum Seal {
 
 /// When the client gets an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
+pub enum ResponseMode {
     /// When all of it is durable.
     Buffer,
     /// While the upstream gives it, but for its last bytes, which it gets when all of it is durable.

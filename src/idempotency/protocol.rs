@@ -39,7 +39,7 @@ pub use self::machine::Protocol;
 
 /// The times that bound a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Limits {
+pub struct ProtocolLimits {
     /// How long a client waits for the store: for a claim, and for the settlement of its attempt.
     pub settle_timeout: Duration,
     /// How long a claim stands without being renewed.

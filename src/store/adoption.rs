@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Identity, IdentityChange, LiveKeys, Origin};
+use super::{IdentityChange, LiveKeys, NamespaceRuleSet, Origin};
 use crate::idempotency::description::NamespaceDescription;
 use crate::idempotency::identity::RulesTag;
 use crate::idempotency::record::{Record, State, Timestamp};
@@ -32,7 +32,7 @@ pub struct RulesPeriod {
     pub since: Timestamp,
     /// Their digest.
     pub digest: [u8; 32],
-    /// See [`Identity::description`].
+    /// See [`NamespaceRuleSet::description`].
     pub description: Option<Arc<str>>,
 }
 
@@ -78,16 +78,16 @@ impl NamespaceRules {
 
     /// Whether gates with these rules and gates with the rules on file find each other's records.
     #[must_use]
-    pub fn goes_with(&self, rule: &Identity) -> bool {
+    pub fn goes_with(&self, rule: &NamespaceRuleSet) -> bool {
         self.is_for(rule) && rule.finds(self.digest) && self.in_force().contains(&rule.digest)
     }
 
-    fn is_for(&self, rule: &Identity) -> bool {
+    fn is_for(&self, rule: &NamespaceRuleSet) -> bool {
         self.service == rule.service && self.namespace == rule.namespace
     }
 }
 
-impl Identity {
+impl NamespaceRuleSet {
     /// Whether records that rules of this digest made are found.
     #[must_use]
     pub fn finds(&self, digest: Option<[u8; 32]>) -> bool {
@@ -144,20 +144,20 @@ pub(super) fn on_file(
 }
 
 /// The services that a call is about, where services share a store.
-pub(super) fn services<'a>(origins: &'a [Origin], rules: &'a [Identity]) -> BTreeSet<&'a str> {
+pub(super) fn services<'a>(origins: &'a [Origin], rules: &'a [NamespaceRuleSet]) -> BTreeSet<&'a str> {
     let services = origins.iter().map(|origin| &*origin.service);
     services.chain(rules.iter().map(|rule| &*rule.service)).collect()
 }
 
 /// The rules on file that are not among `rules`.
-pub(super) fn stale(on_file: &[NamespaceRules], rules: &[Identity]) -> Vec<NamespaceRules> {
+pub(super) fn stale(on_file: &[NamespaceRules], rules: &[NamespaceRuleSet]) -> Vec<NamespaceRules> {
     let is_known =
         |found: &NamespaceRules| rules.iter().any(|rule| found.is_for(rule) && found.digest == Some(rule.digest));
     on_file.iter().filter(|found| found.digest.is_some() && !is_known(found)).cloned().collect()
 }
 
 /// Those of them whose records `rules` would not find.
-pub(super) fn forgotten(on_file: &[NamespaceRules], rules: &[Identity]) -> Vec<NamespaceRules> {
+pub(super) fn forgotten(on_file: &[NamespaceRules], rules: &[NamespaceRuleSet]) -> Vec<NamespaceRules> {
     let mut stale = stale(on_file, rules);
     stale.retain(|found| !rules.iter().any(|rule| found.is_for(rule) && rule.finds(found.digest)));
     stale
@@ -179,7 +179,11 @@ pub(super) fn change(stale: &NamespaceRules, mut live: Vec<LiveKeys>) -> Option<
 
 /// The periods to write where `rules` are adopted at `now`, in order; each takes the place of one that began at the same
 /// time. None where nothing changes.
-pub(super) fn new_periods(on_file: &[NamespaceRules], rules: &[Identity], now: Timestamp) -> Vec<NamespacePeriod> {
+pub(super) fn new_periods(
+    on_file: &[NamespaceRules],
+    rules: &[NamespaceRuleSet],
+    now: Timestamp,
+) -> Vec<NamespacePeriod> {
     let mut new = Vec::new();
     let mut write = |service: &Arc<str>, namespace: &Arc<str>, period: RulesPeriod| {
         let (service, namespace) = (Arc::clone(service), Arc::clone(namespace));
@@ -192,7 +196,7 @@ pub(super) fn new_periods(on_file: &[NamespaceRules], rules: &[Identity], now: T
         Some(RulesPeriod { since: begin(found.periods.last()), digest, description: None })
     };
     for found in on_file {
-        let is_kept = |rule: &Identity| found.is_for(rule) && found.digest == Some(rule.digest);
+        let is_kept = |rule: &NamespaceRuleSet| found.is_for(rule) && found.digest == Some(rule.digest);
         if !rules.iter().any(is_kept)
             && let Some(period) = unwritten(found)
         {
@@ -218,10 +222,10 @@ pub(super) fn new_periods(on_file: &[NamespaceRules], rules: &[Identity], now: T
 mod tests {
     use super::*;
 
-    fn rule(digest: u8) -> Identity {
+    fn rule(digest: u8) -> NamespaceRuleSet {
         let description = Some(format!("rules {digest}").into());
         let (service, namespace) = ("shop".into(), "charges".into());
-        Identity { service, namespace, digest: [digest; 32], others: Vec::new(), description }
+        NamespaceRuleSet { service, namespace, digest: [digest; 32], others: Vec::new(), description }
     }
 
     fn origin() -> Origin {
@@ -244,7 +248,7 @@ mod tests {
 
         /// `None`: the namespace is removed.
         fn adopt(&mut self, digest: Option<u8>, now: u64) {
-            let rules: Vec<Identity> = digest.map(rule).into_iter().collect();
+            let rules: Vec<NamespaceRuleSet> = digest.map(rule).into_iter().collect();
             for new in new_periods(&self.on_file(), &rules, Timestamp(now)) {
                 self.periods.retain(|known| known.period.since != new.period.since);
                 self.periods.push(new);
@@ -305,7 +309,7 @@ mod tests {
         assert_eq!(stale(&file.on_file(), &[rule(1)]), []);
         assert_eq!(stale(&file.on_file(), &[rule(2)]), file.on_file());
         // Another description of the same rules takes its place.
-        let other = Identity { description: Some("in other words".into()), ..rule(1) };
+        let other = NamespaceRuleSet { description: Some("in other words".into()), ..rule(1) };
         assert_eq!(stale(&file.on_file(), std::slice::from_ref(&other)), []);
         let new = new_periods(&file.on_file(), &[other], Timestamp(20));
         assert_eq!((new.len(), new[0].period.since), (1, Timestamp(0)));

@@ -23,7 +23,7 @@ use super::removals::{Removal, Removals};
 use super::resealing::{Beginning, Beginnings, DeliveryValues, Values};
 use super::rules::{self, RecordView, Transition};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, Filter, Identity, IdentityChange, LeaseRenewal, LiveKeys,
+    AuditLog, Chunk, Claim, Cursor, End, Error, Filter, IdentityChange, LeaseRenewal, LiveKeys, NamespaceRuleSet,
     NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
@@ -43,7 +43,7 @@ struct Tables {
     entries: BTreeMap<RecordId, Box<Entry>>,
     schedule: Schedule,
     origins: HashMap<i64, Origin>,
-    identities: Vec<Identity>,
+    identities: Vec<NamespaceRuleSet>,
     periods: Vec<NamespacePeriod>,
     audit: Entries,
     queue: Queue,
@@ -254,19 +254,19 @@ impl Store for Memory {
         self.with(|tables, _| tables.schedule.counts)
     }
 
-    async fn changes(&self, _: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
-        self.with(|tables, now| tables.identity_changes(&tables.on_file(), &rules, now))
+    async fn changes(&self, _: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
+        self.with(|tables, now| tables.changes(&tables.on_file(), &rules, now))
     }
 
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.with(|tables, now| {
             let on_file = tables.on_file();
-            let changes = if accept_change { Vec::new() } else { tables.identity_changes(&on_file, &rules, now) };
+            let changes = if accept_change { Vec::new() } else { tables.changes(&on_file, &rules, now) };
             if changes.is_empty() {
                 tables.origins.extend(origins.into_iter().map(|origin| (origin.id().0, origin)));
                 adoption::new_periods(&on_file, &rules, now).into_iter().for_each(|new| tables.begin(new));
@@ -338,8 +338,8 @@ impl Tables {
             Transition::RepeatedIfSame { until } if entry.is_some_and(|entry| entry.record.answer == answer) => {
                 Settled::Done { until }
             }
-            Transition::RepeatedIfSame { .. } | Transition::Superseded => {
-                Settled::Superseded { record: entry.map(|entry| entry.record.clone()) }
+            Transition::RepeatedIfSame { .. } | Transition::NotCurrent => {
+                Settled::NotCurrent { record: entry.map(|entry| entry.record.clone()) }
             }
         }
     }
@@ -367,7 +367,7 @@ impl Tables {
         adoption::on_file(identities.map(|rule| (rule.service, rule.namespace, rule.digest)), self.periods.clone())
     }
 
-    fn identity_changes(&self, on_file: &[NamespaceRules], rules: &[Identity], now: Timestamp) -> Vec<IdentityChange> {
+    fn changes(&self, on_file: &[NamespaceRules], rules: &[NamespaceRuleSet], now: Timestamp) -> Vec<IdentityChange> {
         let stale = adoption::forgotten(on_file, rules);
         stale.iter().filter_map(|stale| adoption::change(stale, self.live(stale, now))).collect()
     }

@@ -16,8 +16,9 @@ use super::deliveries::{
 };
 use super::outage::{OperationHealth, Role, StoreHealth};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
-    NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Removal, Resealing, Settled,
+    SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -301,14 +302,14 @@ impl Store for Metered {
         self.timed(StoreOp::Count, self.store.count()).await
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.timed(StoreOp::Changes, self.store.changes(origins, rules)).await
     }
 
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.timed(StoreOp::Adopt, self.store.adopt(origins, rules, accept_change)).await

@@ -157,7 +157,7 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// A store that is one gate's alone compares all rules on file. One that services share compares the rules on
     /// file of the services in `origins` and `rules`, and leaves all others alone.
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error>;
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error>;
 
     /// Makes `origins` known, and `rules` the rules on file from now on, with their descriptions; all others are
     /// forgotten. Where there are [`Store::changes`] nothing is changed at all and they are returned, unless
@@ -165,7 +165,7 @@ pub trait Store: Send + Sync + 'static {
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error>;
 
@@ -276,7 +276,7 @@ pub enum Settled {
         until: Timestamp,
     },
     /// The record is no longer this attempt's to end: superseded, removed, or already ended otherwise.
-    Superseded {
+    NotCurrent {
         /// The current record.
         record: Option<Record>,
     },
@@ -308,7 +308,7 @@ pub struct RecordEntry {
 
 /// The rules that a namespace's identities are made by.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct NamespaceRuleSet {
     /// The service.
     pub service: Arc<str>,
     /// The namespace.

@@ -36,7 +36,7 @@ pub(super) enum Transition {
     /// the attempt's.
     RepeatedIfSame { until: Timestamp },
     /// None: the record no longer belongs to the attempt.
-    Superseded,
+    NotCurrent,
 }
 
 /// The transition of the current record when `attempt` ends by `end`.
@@ -44,11 +44,11 @@ pub(super) fn settle(current: Option<RecordView>, attempt: Attempt, end: &End, n
     let Some(current) = current else {
         return match end {
             End::Release => Transition::Repeated { until: now },
-            End::Complete { .. } | End::Hold { .. } => Transition::Superseded,
+            End::Complete { .. } | End::Hold { .. } => Transition::NotCurrent,
         };
     };
     if current.attempt != attempt {
-        return Transition::Superseded;
+        return Transition::NotCurrent;
     }
     match (current.state, end) {
         (State::InFlight | State::Unknown, End::Complete { expiry, .. }) => {
@@ -58,7 +58,7 @@ pub(super) fn settle(current: Option<RecordView>, attempt: Attempt, end: &End, n
         (State::InFlight, End::Hold { .. }) => Transition::TurnUnknown { until: now.plus(current.unknown_ttl) },
         (State::Unknown, End::Hold { .. }) => Transition::Repeated { until: current.until },
         (State::Completed, End::Complete { .. }) => Transition::RepeatedIfSame { until: current.until },
-        (State::Completed, End::Release | End::Hold { .. }) => Transition::Superseded,
+        (State::Completed, End::Release | End::Hold { .. }) => Transition::NotCurrent,
     }
 }
 

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::idempotency::record::{Attempt, RecordId, Version};
 use crate::store::{
-    Cause, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal, NamespaceRules,
-    NewRecord, Origin, Page, RecordEntry, Settled,
+    Cause, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled,
 };
 
 /// What the next calls return: `Ok` for nothing left to do, `Err` for a failure, a number for that many records.
@@ -87,10 +87,10 @@ impl Store for Fake {
     async fn remove(&self, _: RecordId) -> Result<bool, Error> {
         unreachable!()
     }
-    async fn changes(&self, _: Vec<Origin>, _: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, _: Vec<Origin>, _: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         unreachable!()
     }
-    async fn adopt(&self, _: Vec<Origin>, _: Vec<Identity>, _: bool) -> Result<Vec<IdentityChange>, Error> {
+    async fn adopt(&self, _: Vec<Origin>, _: Vec<NamespaceRuleSet>, _: bool) -> Result<Vec<IdentityChange>, Error> {
         unreachable!()
     }
     async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::codec::is_same_request;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Identity, IdentityChange, LeaseRenewal, NamespaceRules,
-    NewRecord, Origin, Page, RecordEntry, Removal, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, Store,
 };
 use tokio::sync::broadcast;
 
@@ -146,14 +146,14 @@ impl Store for Believer {
         self.inner.count().await
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.inner.changes(origins, rules).await
     }
 
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.inner.adopt(origins, rules, accept_change).await

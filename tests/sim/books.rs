@@ -10,8 +10,8 @@ use oncegate::idempotency::record::{Attempt, Record, RecordId, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Identity, IdentityChange, LeaseRenewal, NamespaceRules,
-    NewRecord, Origin, Page, RecordEntry, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled, Store,
 };
 
 use self::deliveries::Queue;
@@ -228,14 +228,14 @@ impl Store for Recorded {
         Ok(counts)
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.shelf.memory.changes(origins, rules).await
     }
 
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         let call = Call::Adopt(origins.clone(), rules.clone(), accept_change);

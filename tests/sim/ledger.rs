@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use oncegate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use oncegate::store::{
-    Chunk, Claim, End, Error, Filter, Identity, IdentityChange, LeaseRenewal, NewRecord, Origin, RecordEntry, Settled,
-    Store,
+    Chunk, Claim, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NewRecord, Origin, RecordEntry,
+    Settled, Store,
 };
 
 use crate::books::standing;
@@ -40,7 +40,7 @@ pub enum Call {
     Scan(Filter, Option<RecordId>, usize),
     Remove(RecordId),
     Count,
-    Adopt(Vec<Origin>, Vec<Identity>, bool),
+    Adopt(Vec<Origin>, Vec<NamespaceRuleSet>, bool),
 }
 
 /// What came of a call.
@@ -134,7 +134,7 @@ impl From<&Settled> for Said {
     fn from(settled: &Settled) -> Self {
         match settled {
             Settled::Done { until } => Self::Done(*until),
-            Settled::Superseded { record } => Self::Fenced(record.clone()),
+            Settled::NotCurrent { record } => Self::Fenced(record.clone()),
         }
     }
 }

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, RecordId, Version};
 use oncegate::store::unreliable::Side;
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Identity, IdentityChange, LeaseRenewal, NamespaceRules,
-    NewRecord, Origin, Page, RecordEntry, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled, Store,
 };
 use tokio::time::sleep;
 
@@ -151,14 +151,14 @@ impl Store for Link {
         self.carry(|store| async move { store.count().await }).await
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.carry(move |store| async move { store.changes(origins, rules).await }).await
     }
 
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.carry(move |store| async move { store.adopt(origins, rules, accept_change).await }).await

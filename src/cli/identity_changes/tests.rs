@@ -7,7 +7,7 @@ use crate::idempotency::description::NamespaceDescription;
 use crate::idempotency::policy::Mode;
 use crate::idempotency::policy::Policy;
 use crate::idempotency::scope::ScopePart;
-use crate::store::{Identity, LiveKeys};
+use crate::store::{LiveKeys, NamespaceRuleSet};
 
 /// 2026-11-23T14:00:00Z
 const UNTIL: u64 = 1_795_442_400_000;
@@ -199,8 +199,8 @@ fn lost(former: &str, next: &str, instead: &[(Instead, u64, bool)], occasion: Oc
     report(&forgotten, IdentityRules::of(&next.gate, &next.router), &on_file, &Written::of(&next), occasion)
 }
 
-fn on_file(rule: Identity) -> NamespaceRules {
-    let Identity { service, namespace, digest, .. } = rule;
+fn on_file(rule: NamespaceRuleSet) -> NamespaceRules {
+    let NamespaceRuleSet { service, namespace, digest, .. } = rule;
     NamespaceRules { service, namespace, digest: Some(digest), periods: Vec::new() }
 }
 

@@ -33,7 +33,7 @@ impl ActionExecutor {
             is_its && record.state == State::Unknown
         };
         match settled {
-            Settled::Superseded { record: Some(record) } if held(&record) => Settled::Done { until: record.until },
+            Settled::NotCurrent { record: Some(record) } if held(&record) => Settled::Done { until: record.until },
             settled => settled,
         }
     }

@@ -44,7 +44,7 @@ const RESENDS: Rules = Rules { resends: true, ..HOLDS };
 
 #[test]
 fn every_reachable_state_keeps_the_promise() {
-    let limits = |patience| Limits {
+    let limits = |patience| ProtocolLimits {
         settle_timeout: Duration::from_secs(5),
         lease: Duration::from_secs(30),
         patience: Duration::from_millis(patience),
@@ -65,7 +65,7 @@ fn every_reachable_state_keeps_the_promise() {
 
 #[test]
 fn each_mutant_is_found() {
-    let limits = Limits {
+    let limits = ProtocolLimits {
         settle_timeout: Duration::from_secs(5),
         lease: Duration::from_secs(30),
         patience: Duration::from_millis(100),

@@ -16,18 +16,18 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idempotency/protoco
 const SECOND: Duration = Duration::from_secs(1);
 const LEASE_LEFT: Duration = Duration::from_secs(25);
 
-const WAITS: Limits = Limits {
+const WAITS: ProtocolLimits = ProtocolLimits {
     settle_timeout: Duration::from_secs(5),
     lease: Duration::from_secs(30),
     patience: Duration::from_secs(20),
     attempts: 1,
     backoff: SECOND,
 };
-const DOES_NOT_WAIT: Limits = Limits { patience: Duration::ZERO, ..WAITS };
-const SENDS_AGAIN: Limits = Limits { attempts: 3, ..WAITS };
+const DOES_NOT_WAIT: ProtocolLimits = ProtocolLimits { patience: Duration::ZERO, ..WAITS };
+const SENDS_AGAIN: ProtocolLimits = ProtocolLimits { attempts: 3, ..WAITS };
 
 /// A situation: its title, and the events that lead there, each with the request's age.
-type Situation = (&'static str, Limits, fn() -> Vec<(Duration, Event)>);
+type Situation = (&'static str, ProtocolLimits, fn() -> Vec<(Duration, Event)>);
 
 const START: Duration = Duration::ZERO;
 

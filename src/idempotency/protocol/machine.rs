@@ -8,7 +8,7 @@ use self::waiting::{Place, Waiting};
 use super::super::decide::Decision;
 use super::super::lease::latest_start;
 use super::super::record::Version;
-use super::{Action, Event, Followed, Limits, RecordView, Reply, Settlement};
+use super::{Action, Event, Followed, ProtocolLimits, RecordView, Reply, Settlement};
 
 mod probing;
 mod resending;
@@ -21,7 +21,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// Where a protected request stands. See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Protocol {
-    limits: Limits,
+    limits: ProtocolLimits,
     phase: Phase,
     /// How often the store call that is under way has failed.
     failures: u32,
@@ -84,13 +84,13 @@ struct Claiming {
 impl Protocol {
     /// A request that has not begun.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: ProtocolLimits) -> Self {
         Self { limits, phase: Phase::New, failures: 0 }
     }
 
     /// The times that bound the request.
     #[cfg(test)]
-    pub(super) fn limits(&self) -> Limits {
+    pub(super) fn limits(&self) -> ProtocolLimits {
         self.limits
     }
 

@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::idempotency::record::{Attempt, State};
 
-fn limits() -> impl Strategy<Value = Limits> {
+fn limits() -> impl Strategy<Value = ProtocolLimits> {
     let times = (prop_oneof![Just(0u64), Just(20)], 1..40u64, 1..40u64);
-    (times, 1..4u32).prop_map(|((patience, lease, settle_timeout), attempts)| Limits {
+    (times, 1..4u32).prop_map(|((patience, lease, settle_timeout), attempts)| ProtocolLimits {
         settle_timeout: Duration::from_secs(settle_timeout),
         lease: Duration::from_secs(lease),
         patience: Duration::from_secs(patience),
@@ -125,7 +125,7 @@ impl Seen {
         }
     }
 
-    fn action(&mut self, action: &Action, event: &Event, limits: Limits) -> Result<(), TestCaseError> {
+    fn action(&mut self, action: &Action, event: &Event, limits: ProtocolLimits) -> Result<(), TestCaseError> {
         match action {
             Action::Run => {
                 self.runs += 1;
@@ -270,7 +270,7 @@ proptest! {
 fn a_takeover_that_is_given_up_is_released_though_it_turned_unknown() {
     let second = Duration::from_secs(1);
     let (patience, backoff) = (Duration::ZERO, Duration::ZERO);
-    let limits = Limits { settle_timeout: second, lease: second * 30, patience, attempts: 1, backoff };
+    let limits = ProtocolLimits { settle_timeout: second, lease: second * 30, patience, attempts: 1, backoff };
     let mut protocol = Protocol::new(limits);
     let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(0) };
     let stands = RecordView { decision: Decision::Supersede, until: None, version, is_own: false };

@@ -12,11 +12,11 @@
 //! attempt may just have ended. A retry of a claim that may have happened is never answered from the cache: the
 //! record may be its own.
 
+mod authenticator;
 mod floor;
 mod invalidation;
 mod local_tier;
 mod remote;
-mod seal;
 mod shared_tier;
 #[cfg(test)]
 mod tests;
@@ -29,16 +29,16 @@ use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use self::authenticator::CacheAuthenticator;
 use self::floor::Floors;
 use self::invalidation::InvalidationListener;
 use self::local_tier::{CacheEntry, LocalTier};
 pub use self::remote::{CacheOperation, RemoteCache, RemoteError};
 use self::remote::{Lookup, RemoteClient};
-use self::seal::Seal;
 use self::shared_tier::{RunningAttempt, SharedTier};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::codec;
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
@@ -163,8 +163,12 @@ impl Cached {
         let quotas = shared.as_ref().and_then(|shared| shared.remote.quotas()).or_else(|| inner.quotas());
         let tier = |shared: SharedSettings| SharedTier {
             client: RemoteClient::new(shared.remote),
-            other_seals: shared.other_secrets.iter().map(|other| Seal::new(&[other, &shared.secrets[1]])).collect(),
-            seal: Seal::new(&shared.secrets),
+            other_authenticators: shared
+                .other_secrets
+                .iter()
+                .map(|other| CacheAuthenticator::new(&[other, &shared.secrets[1]]))
+                .collect(),
+            authenticator: CacheAuthenticator::new(&shared.secrets),
             max_age: settings.max_age.unwrap_or(Duration::MAX),
             time: Mutex::new(shared.time),
             running: Mutex::default(),
@@ -330,7 +334,7 @@ impl Store for Cached {
         self.note(attempt, true, None);
         match &settled {
             Settled::Done { until } => self.ended(id, attempt, &end, *until, removals),
-            Settled::Superseded { .. } => {
+            Settled::NotCurrent { .. } => {
                 if let Some(tier) = &self.shared {
                     drop(tier.take(id, attempt));
                 }
@@ -408,14 +412,14 @@ impl Store for Cached {
         self.inner.count().await
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.inner.changes(origins, rules).await
     }
 
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.inner.adopt(origins, rules, accept_change).await

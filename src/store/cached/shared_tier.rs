@@ -7,10 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::authenticator::CacheAuthenticator;
 use super::floor::Floors;
 use super::local_tier::{CacheEntry, LARGEST, size};
 use super::remote::RemoteClient;
-use super::seal::Seal;
 use super::{CacheResult, HINT_TTL, MAX_RUNNING, MAX_TIME_AGE};
 use crate::idempotency::codec;
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
@@ -19,9 +19,9 @@ use crate::store::NewRecord;
 /// The shared cache, with the state for writing to it and for validating its values.
 pub(super) struct SharedTier {
     pub(super) client: RemoteClient,
-    pub(super) seal: Seal,
+    pub(super) authenticator: CacheAuthenticator,
     /// Those of gates that have another secret, while one takes the place of another.
-    pub(super) other_seals: Vec<Seal>,
+    pub(super) other_authenticators: Vec<CacheAuthenticator>,
     pub(super) max_age: Duration,
     /// The store's time from its latest reply, and when that request was sent.
     pub(super) time: Mutex<(Timestamp, Instant)>,
@@ -49,8 +49,8 @@ impl SharedTier {
         value: &Bytes,
         fresh: &NewRecord,
     ) -> (CacheResult, Option<(CacheEntry, Timestamp)>) {
-        let seals = std::iter::once(&self.seal).chain(&self.other_seals);
-        let opened = seals.map(|seal| seal.open(id, value)).find_map(Result::ok);
+        let authenticators = std::iter::once(&self.authenticator).chain(&self.other_authenticators);
+        let opened = authenticators.map(|authenticator| authenticator.open(id, value)).find_map(Result::ok);
         let Some((record, read_at)) = opened else { return (CacheResult::Invalid, None) };
         let stale = (CacheResult::Stale, None);
         let Some(now) = self.now() else { return stale };
@@ -86,7 +86,7 @@ impl SharedTier {
             State::Unknown => return None,
         };
         let life = record.until.since(now).min(lifetime.saturating_sub(now.since(read_at)));
-        (!life.is_zero() && size(record) <= LARGEST).then(|| (self.seal.close(id, record, read_at), life))
+        (!life.is_zero() && size(record) <= LARGEST).then(|| (self.authenticator.close(id, record, read_at), life))
     }
 
     /// The store's time at this moment, or a little later; `None` if the latest reply is too old.

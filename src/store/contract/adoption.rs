@@ -4,11 +4,11 @@ use super::*;
 use crate::idempotency::description::NamespaceDescription;
 use crate::idempotency::identity::RulesTag;
 use crate::store::deliveries::{Change as DeliveryChange, DeliveryState, Lane, NewDelivery, Take};
-use crate::store::{Identity, IdentityChange, LiveKeys, NamespaceRules, is_orphaned};
+use crate::store::{IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, is_orphaned};
 
-fn rule(namespace: &str, digest: u8) -> Identity {
+fn rule(namespace: &str, digest: u8) -> NamespaceRuleSet {
     let description = Some(format!("rules {digest}").into());
-    Identity {
+    NamespaceRuleSet {
         service: "shop".into(),
         namespace: namespace.into(),
         digest: [digest; 32],
@@ -25,7 +25,7 @@ fn origins() -> Vec<Origin> {
 type Change = (String, String, u64);
 
 /// The changes of adopting, after asking for them without adopting.
-async fn adopt(harness: &Harness, rules: Vec<Identity>, accept_change: bool) -> Vec<Change> {
+async fn adopt(harness: &Harness, rules: Vec<NamespaceRuleSet>, accept_change: bool) -> Vec<Change> {
     let seen = harness.store.changes(origins(), rules.clone()).await.expect("changes works");
     let changes = harness.store.adopt(origins(), rules, accept_change).await.expect("adopt works");
     assert!(accept_change && changes.is_empty() || seen == changes, "{seen:?} was seen before {changes:?}");
@@ -168,7 +168,7 @@ pub(super) async fn rules_that_are_gone_are_forgotten_where_that_is_accepted(har
 
 pub(super) async fn another_service_is_left_alone_where_services_share_the_store(harness: Harness) {
     let elsewhere = Origin { service: "desk".into(), ..origin("r") };
-    let theirs = || vec![Identity { service: "desk".into(), ..rule("charges", 1) }];
+    let theirs = || vec![NamespaceRuleSet { service: "desk".into(), ..rule("charges", 1) }];
     harness.store.adopt(vec![elsewhere], theirs(), false).await.expect("adopt works");
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [], "no record lives");
     assert_eq!(adopt(&harness, theirs(), false).await, []);
@@ -219,11 +219,11 @@ pub(super) async fn descriptions_are_kept_with_the_rules(harness: Harness) {
         (namespace.to_owned(), Some(digest), (!text.is_empty()).then(|| text.to_owned()))
     };
     assert_eq!(on_file().await, []);
-    let bare = Identity { description: None, ..rule("refunds", 1) };
+    let bare = NamespaceRuleSet { description: None, ..rule("refunds", 1) };
     assert_eq!(adopt(&harness, vec![rule("charges", 1), bare], false).await, []);
     assert_eq!(on_file().await, [shown("charges", 1, "rules 1"), shown("refunds", 1, "")]);
     // As they are adopted again.
-    let other = Identity { description: Some("the same in other words".into()), ..rule("charges", 1) };
+    let other = NamespaceRuleSet { description: Some("the same in other words".into()), ..rule("charges", 1) };
     assert_eq!(adopt(&harness, vec![other, rule("refunds", 1)], false).await, []);
     assert_eq!(on_file().await, [shown("charges", 1, "the same in other words"), shown("refunds", 1, "rules 1")]);
     short_passes(&harness).await;
@@ -238,7 +238,7 @@ pub(super) async fn rules_that_are_found_as_well_take_each_others_place(harness:
             ..NamespaceDescription::default()
         };
         let others = others.iter().map(|other| [*other; 32]).collect();
-        vec![Identity { others, description: Some(description.to_text().into()), ..rule("charges", digest) }]
+        vec![NamespaceRuleSet { others, description: Some(description.to_text().into()), ..rule("charges", digest) }]
     };
     let in_force = async || {
         let on_file = harness.store.identities().await.expect("identities works");

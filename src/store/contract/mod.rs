@@ -297,7 +297,7 @@ async fn settle(harness: &Harness, id: RecordId, attempt: Attempt, end: End) -> 
 /// Ends an attempt that may not end, and gives what stands instead.
 async fn settle_in_vain(harness: &Harness, id: RecordId, attempt: Attempt, end: End) -> Option<Record> {
     match harness.store.settle(id, attempt, end).await {
-        Ok(Settled::Superseded { record }) => record,
+        Ok(Settled::NotCurrent { record }) => record,
         other => panic!("the attempt ended: {other:?}"),
     }
 }

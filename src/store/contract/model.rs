@@ -19,7 +19,7 @@ use self::reference::{Reference, Reply};
 use super::*;
 use crate::idempotency::record::Version;
 use crate::store::clock::Clock;
-use crate::store::{Filter, IdPrefix, Identity, LeaseRenewal, Since};
+use crate::store::{Filter, IdPrefix, LeaseRenewal, NamespaceRuleSet, Since};
 
 /// How many ids and attempts histories know: few, so that they meet.
 const IDS: u8 = 4;
@@ -229,7 +229,7 @@ async fn ask(store: &dyn Store, call: &Call, seen: &Versions, stale: &Versions) 
         Call::Settle(of, by, end) => {
             match store.settle(id(of), attempt_of(of, by, seen), end).await.expect("settle works") {
                 Settled::Done { until } => Reply::Done(until),
-                Settled::Superseded { record } => Reply::Fenced(record),
+                Settled::NotCurrent { record } => Reply::Fenced(record),
             }
         }
         Call::Renew(held, lease) => {
@@ -316,9 +316,9 @@ fn origin_of(attempt: u8) -> Origin {
 }
 
 /// The first origins, and a rule for each with this digest.
-fn rules(digests: &[u8]) -> (Vec<Origin>, Vec<Identity>) {
+fn rules(digests: &[u8]) -> (Vec<Origin>, Vec<NamespaceRuleSet>) {
     let origins: Vec<_> = (0..).take(digests.len()).map(origin_of).collect();
-    let rules = origins.iter().zip(digests).map(|(Origin { service, namespace, .. }, digest)| Identity {
+    let rules = origins.iter().zip(digests).map(|(Origin { service, namespace, .. }, digest)| NamespaceRuleSet {
         service: service.clone(),
         namespace: namespace.clone(),
         digest: [*digest; 32],

@@ -12,7 +12,7 @@ use super::pool::Pool;
 use super::row::{self, Unreadable};
 use crate::idempotency::record::Timestamp;
 use crate::store::adoption::{self, NamespacePeriod};
-use crate::store::{Error, ErrorKind, Identity, IdentityChange, LiveKeys, NamespaceRules, Origin, RulesPeriod};
+use crate::store::{Error, ErrorKind, IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Origin, RulesPeriod};
 
 /// How long it may take: where rules changed, every record is looked at.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -31,7 +31,11 @@ enum Failure {
 }
 
 /// The changes whose records adopting `rules` would forget. Takes no lock that a gate waits for.
-pub(super) async fn changes(pool: &Pool, origins: &[Origin], rules: &[Identity]) -> Result<Vec<IdentityChange>, Error> {
+pub(super) async fn changes(
+    pool: &Pool,
+    origins: &[Origin],
+    rules: &[NamespaceRuleSet],
+) -> Result<Vec<IdentityChange>, Error> {
     let mut connection = pool.get().await?;
     let looking = async {
         let transaction = connection.build_transaction().read_only(true).start().await?;
@@ -64,7 +68,7 @@ pub(super) async fn identities(pool: &Pool) -> Result<Vec<NamespaceRules>, Error
 pub(super) async fn adopt(
     pool: &Pool,
     origins: &[Origin],
-    rules: &[Identity],
+    rules: &[NamespaceRuleSet],
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Error> {
     let interrupted_waits = pool.interrupted_waits();
@@ -88,7 +92,7 @@ pub(super) async fn adopt(
 async fn adopt_within(
     transaction: &Transaction<'_>,
     origins: &[Origin],
-    rules: &[Identity],
+    rules: &[NamespaceRuleSet],
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Failure> {
     let on_file = on_file(transaction, Some(&services(origins, rules))).await?;
@@ -142,7 +146,7 @@ async fn adopt_within(
 async fn changes_within(
     transaction: &Transaction<'_>,
     on_file: &[NamespaceRules],
-    rules: &[Identity],
+    rules: &[NamespaceRuleSet],
 ) -> Result<Vec<IdentityChange>, Failure> {
     let mut changes = Vec::new();
     for stale in adoption::forgotten(on_file, rules) {
@@ -152,7 +156,7 @@ async fn changes_within(
     Ok(changes)
 }
 
-fn services<'a>(origins: &'a [Origin], rules: &'a [Identity]) -> Vec<&'a str> {
+fn services<'a>(origins: &'a [Origin], rules: &'a [NamespaceRuleSet]) -> Vec<&'a str> {
     adoption::services(origins, rules).into_iter().collect()
 }
 

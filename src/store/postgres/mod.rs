@@ -69,8 +69,8 @@ use super::batcher::Batcher;
 use super::sharded::layout::{Found, Misfit};
 use super::waiters::Waiters;
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, State, Version};
 
@@ -294,10 +294,10 @@ impl Store for Postgres {
                     // All that the statement wrote or read is durable: see `settle_v1`.
                     match &settled {
                         Settled::Done { .. } if matches!(end, End::Complete { .. }) => self.durable.insert(attempt, ()),
-                        Settled::Superseded { record: Some(record) } if record.state == State::Completed => {
+                        Settled::NotCurrent { record: Some(record) } if record.state == State::Completed => {
                             self.durable.insert(record.attempt, ());
                         }
-                        Settled::Done { .. } | Settled::Superseded { .. } => {}
+                        Settled::Done { .. } | Settled::NotCurrent { .. } => {}
                     }
                     return Ok(settled);
                 }
@@ -408,7 +408,7 @@ impl Store for Postgres {
         Ok([count(0)?, count(1)?, count(2)?])
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.ensure_open()?;
         adopt::changes(&self.pool, &origins, &rules).await
     }
@@ -416,7 +416,7 @@ impl Store for Postgres {
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.ensure_open()?;

@@ -427,9 +427,9 @@ impl Settlement {
             Transition::Repeated { until } => Some(Settled::Done { until }),
             Transition::RepeatedIfSame { until } => match record {
                 Some(record) if record.answer.as_ref() == self.answer() => Some(Settled::Done { until }),
-                record => Some(Settled::Superseded { record }),
+                record => Some(Settled::NotCurrent { record }),
             },
-            Transition::Superseded => Some(Settled::Superseded { record }),
+            Transition::NotCurrent => Some(Settled::NotCurrent { record }),
         }
     }
 }

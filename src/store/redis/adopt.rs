@@ -14,7 +14,9 @@ use super::{Redis, error, keys, number, unexpected_reply};
 use crate::idempotency::encoding::write_hex;
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::adoption::{self, NamespacePeriod};
-use crate::store::{Error, ErrorKind, Identity, IdentityChange, LiveKeys, NamespaceRules, Origin, RulesPeriod, rules};
+use crate::store::{
+    Error, ErrorKind, IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Origin, RulesPeriod, rules,
+};
 
 /// How long another is waited for: where rules changed, it looks at every record.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -35,7 +37,7 @@ const SEPARATOR: char = '\n';
 pub(super) async fn adopt(
     store: &Redis,
     origins: &[Origin],
-    rules: &[Identity],
+    rules: &[NamespaceRuleSet],
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Error> {
     // One at a time in this process too: the token is the same.
@@ -117,7 +119,7 @@ fn lost() -> Error {
 pub(super) async fn changes(
     store: &Redis,
     origins: &[Origin],
-    rules: &[Identity],
+    rules: &[NamespaceRuleSet],
 ) -> Result<Vec<IdentityChange>, Error> {
     changes_to(store, &on_file(store, Some(&adoption::services(origins, rules))).await?, rules).await
 }
@@ -125,7 +127,7 @@ pub(super) async fn changes(
 pub(super) async fn adopt_alone(
     lock: &Lock<'_>,
     origins: &[Origin],
-    rules: &[Identity],
+    rules: &[NamespaceRuleSet],
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Error> {
     let store = lock.store;
@@ -188,7 +190,7 @@ pub(super) async fn on_file(store: &Redis, of: Option<&BTreeSet<&str>>) -> Resul
 async fn changes_to(
     store: &Redis,
     on_file: &[NamespaceRules],
-    rules: &[Identity],
+    rules: &[NamespaceRuleSet],
 ) -> Result<Vec<IdentityChange>, Error> {
     let stale = adoption::forgotten(on_file, rules);
     if stale.is_empty() {
@@ -243,7 +245,7 @@ impl StoredPeriod {
 }
 
 /// The namespaces whose periods change, with all of their periods in the stored form.
-fn periods_to_write(on_file: &[NamespaceRules], rules: &[Identity], now: Timestamp) -> Vec<(String, String)> {
+fn periods_to_write(on_file: &[NamespaceRules], rules: &[NamespaceRuleSet], now: Timestamp) -> Vec<(String, String)> {
     let mut changed: BTreeMap<(Arc<str>, Arc<str>), Vec<RulesPeriod>> = BTreeMap::new();
     for NamespacePeriod { service, namespace, period } in adoption::new_periods(on_file, rules, now) {
         let known = || {

@@ -50,7 +50,7 @@ pub use self::shared_cache::RedisCache;
 use super::resealing::{Beginnings, Values};
 use super::waiters::Waiters;
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
+    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
     NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::lease::renewal_interval;
@@ -194,11 +194,11 @@ impl Store for Redis {
             return Err(unexpected_reply(record::Unreadable));
         };
         match &settled {
-            Settled::Superseded { record: Some(record) } if lacks_answer(record) => {
+            Settled::NotCurrent { record: Some(record) } if lacks_answer(record) => {
                 let record = self.get(id).await?.map(|listed| listed.record);
-                Ok(Settled::Superseded { record })
+                Ok(Settled::NotCurrent { record })
             }
-            Settled::Superseded { .. } | Settled::Done { .. } => Ok(settled),
+            Settled::NotCurrent { .. } | Settled::Done { .. } => Ok(settled),
         }
     }
 
@@ -315,7 +315,7 @@ impl Store for Redis {
         Ok(counts)
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.ensure_open()?;
         adopt::changes(self, &origins, &rules).await
     }
@@ -323,7 +323,7 @@ impl Store for Redis {
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.ensure_open()?;

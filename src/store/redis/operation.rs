@@ -307,9 +307,9 @@ fn outcome(
             (Some(record), End::Complete { answer, .. }) if record.answer.as_ref() == Some(answer) => {
                 Settled::Done { until }
             }
-            (record, _) => Settled::Superseded { record },
+            (record, _) => Settled::NotCurrent { record },
         },
-        Transition::Superseded => Settled::Superseded { record },
+        Transition::NotCurrent => Settled::NotCurrent { record },
     })
 }
 

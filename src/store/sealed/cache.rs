@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::broadcast;
 
-use super::keyring::{Closed, Keyring, Part, Sealing};
+use super::keyring::{Keyring, Part, Sealing, UnsealError};
 use crate::idempotency::record::{Attempt, RecordId};
 use crate::store::cached::{CacheOperation, RemoteCache, RemoteError};
 use crate::store::{Removal, SharedQuotas};
@@ -33,8 +33,8 @@ impl SealedCache {
         }
         match self.keys.open(id, NO_ATTEMPT, Part::Cached, value) {
             Ok(plain) => Some(plain),
-            Err(Closed::Altered) => Some(value.clone()),
-            Err(Closed::NoKey | Closed::Plain) => None,
+            Err(UnsealError::Altered) => Some(value.clone()),
+            Err(UnsealError::NoKey | UnsealError::Plain) => None,
         }
     }
 }

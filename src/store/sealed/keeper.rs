@@ -332,7 +332,7 @@ mod tests {
     use crate::idempotency::record::Attempt;
     use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
-    use crate::store::sealed::Closed;
+    use crate::store::sealed::UnsealError;
     use crate::store::sealed::{Sealed, SealingKey};
     use crate::store::{Claim, End, Expiry, NewRecord, Settled};
 
@@ -493,7 +493,7 @@ mod tests {
             panic!("it exists")
         };
         let own = End::Complete { answer: Bytes::from_static(b"own"), expiry: Expiry::FromNow(HOUR) };
-        let Settled::Superseded { record: Some(settled) } = gate.sealed.settle(id, attempt, own).await.unwrap() else {
+        let Settled::NotCurrent { record: Some(settled) } = gate.sealed.settle(id, attempt, own).await.unwrap() else {
             panic!("it has ended")
         };
         [is_believed(&got), is_believed(&met), is_believed(&settled)]
@@ -532,6 +532,6 @@ mod tests {
         let mut altered = strict.head.to_vec();
         altered[1] = 1;
         let opened = gate.keys.open(RecordId([5; 32]), strict.attempt, Part::Head, &altered.into());
-        assert_eq!(opened, Err(Closed::Altered), "nobody makes it lenient");
+        assert_eq!(opened, Err(UnsealError::Altered), "nobody makes it lenient");
     }
 }

@@ -17,10 +17,10 @@ use tokio::sync::broadcast;
 
 pub use self::cache::SealedCache;
 pub use self::keeper::{CountByKey, Resealed, Resealer};
-pub use self::keyring::{Closed, Keyring, SealingKey};
+pub use self::keyring::{Keyring, SealingKey, UnsealError};
 use self::keyring::{Part, Sealing};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Identity, IdentityChange, LeaseRenewal,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
     NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
@@ -31,7 +31,7 @@ pub struct Sealed {
     keys: Arc<Keyring>,
     keeper: Arc<Resealer>,
     /// Called for records that do not open.
-    report: Box<dyn Fn(RecordId, Closed) + Send + Sync>,
+    report: Box<dyn Fn(RecordId, UnsealError) + Send + Sync>,
 }
 
 impl Sealed {
@@ -40,7 +40,7 @@ impl Sealed {
         store: Arc<dyn Store>,
         keys: Arc<Keyring>,
         service: Arc<str>,
-        report: impl Fn(RecordId, Closed) + Send + Sync + 'static,
+        report: impl Fn(RecordId, UnsealError) + Send + Sync + 'static,
     ) -> Self {
         let keeper = Arc::new(Resealer::new(Arc::clone(&store), Arc::clone(&keys), service));
         Self { store, keys, keeper, report: Box::new(report) }
@@ -108,7 +108,7 @@ impl Store for Sealed {
             End::Release => (End::Release, None),
         };
         let record = match self.store.settle(id, attempt, sealed).await? {
-            Settled::Superseded { record } => record.map(|record| self.open_met(id, record)),
+            Settled::NotCurrent { record } => record.map(|record| self.open_met(id, record)),
             done @ Settled::Done { .. } => return Ok(done),
         };
         // The same ending, which was written with another key before a reload: the store sees other bytes.
@@ -120,7 +120,7 @@ impl Store for Sealed {
         };
         Ok(match record {
             Some(record) if is_written(&record) => Settled::Done { until: record.until },
-            record => Settled::Superseded { record },
+            record => Settled::NotCurrent { record },
         })
     }
 
@@ -178,14 +178,14 @@ impl Store for Sealed {
         self.store.count().await
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.store.changes(origins, rules).await
     }
 
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.store.adopt(origins, rules, accept_change).await
@@ -256,7 +256,7 @@ mod tests {
             let other = End::Complete { answer: Bytes::from_static(b"other"), expiry: Expiry::FromNow(minute) };
             let is_late = place == 0;
             let other = store.settle(id, attempt, other).await.unwrap();
-            assert_eq!(matches!(other, Settled::Superseded { .. }), is_late, "an unknown record may still complete");
+            assert_eq!(matches!(other, Settled::NotCurrent { .. }), is_late, "an unknown record may still complete");
             ring.replace(vec![SealingKey::new("a".into(), &[1; 32])]);
         }
     }
@@ -286,6 +286,6 @@ mod tests {
         assert!(closed.lock().unwrap().is_empty());
         let unopened = of(&[2]).get(id).await.unwrap().unwrap().record;
         assert_eq!((unopened.head, unopened.answer), (kept.head, kept.answer));
-        assert_eq!(*closed.lock().unwrap(), [Closed::NoKey; 2]);
+        assert_eq!(*closed.lock().unwrap(), [UnsealError::NoKey; 2]);
     }
 }

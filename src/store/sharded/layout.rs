@@ -25,7 +25,7 @@ pub struct Found {
 
 /// Which databases have records, by their indexes in the list. `None` is one that the list does not name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Routes {
+pub struct DatabaseMap {
     /// In the order of places.
     pub members: Vec<Option<usize>>,
     /// The same where records move to.
@@ -102,7 +102,7 @@ pub enum Misfit {
 ///
 /// # Errors
 /// Where the list is not the one that the databases know.
-pub fn fit(names: &[String], found: &[Option<Found>]) -> Result<Routes, Misfit> {
+pub fn fit(names: &[String], found: &[Option<Found>]) -> Result<DatabaseMap, Misfit> {
     let count = names.len();
     let reached: Vec<(usize, &Found)> =
         found.iter().enumerate().filter_map(|(index, found)| Some((index, found.as_ref()?))).collect();
@@ -118,7 +118,7 @@ pub fn fit(names: &[String], found: &[Option<Found>]) -> Result<Routes, Misfit> 
     }
     let layouts: Vec<(usize, &Found, &Layout)> =
         reached.iter().filter_map(|(index, one)| Some((*index, *one, one.layout.as_ref()?))).collect();
-    let Some(known) = latest(found) else { return Ok(Routes::default()) };
+    let Some(known) = latest(found) else { return Ok(DatabaseMap::default()) };
     let lists = [Some(&known.members), known.target.as_ref()];
     for (index, one, layout) in &layouts {
         let is_known = lists.iter().flatten().any(|list| **list == layout.members)
@@ -146,14 +146,14 @@ pub fn fit(names: &[String], found: &[Option<Found>]) -> Result<Routes, Misfit> 
     if let Some(index) = (0..count).find(|index| fitting.iter().any(|list| list[*index] != ids[*index])) {
         return Err(Misfit::Unclear { name: names[index].clone() });
     }
-    Ok(Routes::of(known, ids))
+    Ok(DatabaseMap::of(known, ids))
 }
 
 /// Where records are now, for a gate that serves with a list that fitted when it started: `found` is in the order of `ids`.
 /// Nothing if no database says it.
 #[must_use]
-pub fn follow(ids: &[DatabaseId], found: &[Option<Found>]) -> Option<Routes> {
-    latest(found).map(|known| Routes::of(known, ids))
+pub fn follow(ids: &[DatabaseId], found: &[Option<Found>]) -> Option<DatabaseMap> {
+    latest(found).map(|known| DatabaseMap::of(known, ids))
 }
 
 /// What the database says that knows most. They change one after another when a move begins and when it ends: one that
@@ -196,7 +196,7 @@ fn describe_place(index: usize, count: usize, is_of_one_store: bool) -> String {
     format!("number {} of {count}{other}", index + 1)
 }
 
-impl Routes {
+impl DatabaseMap {
     fn of(layout: &Layout, ids: &[DatabaseId]) -> Self {
         let routes = |list: &Vec<DatabaseId>| list.iter().map(|id| ids.iter().position(|other| other == id)).collect();
         let (members, target) = (routes(&layout.members), layout.target.as_ref().map(routes));

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
 use super::Databases;
-use crate::store::{Error, ErrorKind, Identity, IdentityChange, Origin, OriginId, Store};
+use crate::store::{Error, ErrorKind, IdentityChange, NamespaceRuleSet, Origin, OriginId, Store};
 
 /// Between two tries to open a database, or to make it know the rules.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ pub(super) struct Member {
 /// The arguments of [`Store::adopt`].
 pub(super) struct Adoption {
     pub(super) origins: Vec<Origin>,
-    pub(super) rules: Vec<Identity>,
+    pub(super) rules: Vec<NamespaceRuleSet>,
     pub(super) accept_change: bool,
 }
 

@@ -31,14 +31,15 @@ use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use self::layout::{DatabaseId, Routes};
+use self::layout::{DatabaseId, DatabaseMap};
 use self::member::{Adoption, Member};
 use self::moving::{Moved, look_where_records_are};
 use self::placement::place_of;
 use super::removals::Removals;
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Store, adoption,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Store,
+    adoption,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -55,7 +56,7 @@ pub trait Databases: Send + Sync + 'static {
     async fn open(&self, index: usize) -> Result<Arc<dyn Store>, String>;
 
     /// Which databases have records now: the list has those with these ids.
-    async fn routes(&self, ids: &[DatabaseId]) -> Result<Routes, String>;
+    async fn routes(&self, ids: &[DatabaseId]) -> Result<DatabaseMap, String>;
 
     /// A database did or did not answer when it was asked whether it works.
     fn observed(&self, index: usize, is_up: bool);
@@ -67,7 +68,7 @@ pub type Opened = (Arc<str>, Option<Arc<dyn Store>>);
 /// A store spread over databases.
 pub struct Sharded {
     members: Vec<Arc<Member>>,
-    routes: Arc<ArcSwap<Routes>>,
+    routes: Arc<ArcSwap<DatabaseMap>>,
     /// Records may be elsewhere than `routes` says.
     is_moved: Arc<Notify>,
     removals: Arc<Removals>,
@@ -91,7 +92,7 @@ impl Sharded {
     /// Over the databases with these names. Those that are not open are opened as soon as they can be. Its tasks run on the
     /// runtime that this is called on.
     #[must_use]
-    pub fn new(opened: Vec<Opened>, routes: Routes, databases: Arc<dyn Databases>) -> Self {
+    pub fn new(opened: Vec<Opened>, routes: DatabaseMap, databases: Arc<dyn Databases>) -> Self {
         let members: Vec<Arc<Member>> =
             opened.into_iter().map(|(name, store)| Arc::new(Member::new(name, store))).collect();
         let (routes, removals) = (Arc::new(ArcSwap::from_pointee(routes)), Arc::<Removals>::default());
@@ -287,7 +288,7 @@ impl Store for Sharded {
         };
         // A release is done as well where there is no record.
         let is_release = matches!(end, End::Release);
-        let is_found = |settled: &Settled| !is_release && !matches!(settled, Settled::Superseded { record: None });
+        let is_found = |settled: &Settled| !is_release && !matches!(settled, Settled::NotCurrent { record: None });
         self.ask(id, false, call, is_found).await
     }
 
@@ -378,7 +379,7 @@ impl Store for Sharded {
         Ok(counts.into_iter().fold([0; 3], |sum, counts| std::array::from_fn(|state| sum[state] + counts[state])))
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         let changes = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             let (origins, rules) = (origins.clone(), rules.clone());
             Box::pin(async move { store.changes(origins, rules).await })
@@ -401,7 +402,7 @@ impl Store for Sharded {
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         if !accept_change {

@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::{Databases, Routes};
+use super::{DatabaseMap, Databases};
 use crate::idempotency::record::RecordId;
 
 /// The shortest time between two looks at where records are.
@@ -49,7 +49,7 @@ impl Moved {
 /// Looks where records are whenever a database has refused some as another's, and while they move.
 pub(super) async fn look_where_records_are(
     is_moved: Arc<Notify>,
-    routes: Arc<ArcSwap<Routes>>,
+    routes: Arc<ArcSwap<DatabaseMap>>,
     databases: Arc<dyn Databases>,
 ) {
     loop {

@@ -28,8 +28,8 @@ impl Databases for Late {
         }
     }
 
-    async fn routes(&self, _: &[DatabaseId]) -> Result<Routes, String> {
-        Ok(Routes::fixed(2))
+    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+        Ok(DatabaseMap::fixed(2))
     }
 
     fn observed(&self, _: usize, _: bool) {}
@@ -40,8 +40,8 @@ async fn a_database_that_comes_late_knows_the_rules_before_it_takes_a_claim() {
     let late = Arc::new(Late::default());
     let first: Arc<dyn Store> = Arc::new(Memory::new());
     let opened = vec![("a".into(), Some(first)), ("b".into(), None)];
-    let store = Sharded::new(opened, Routes::fixed(2), Arc::clone(&late) as Arc<dyn Databases>);
-    let rules = Identity {
+    let store = Sharded::new(opened, DatabaseMap::fixed(2), Arc::clone(&late) as Arc<dyn Databases>);
+    let rules = NamespaceRuleSet {
         service: "shop".into(),
         namespace: "charges".into(),
         digest: [1; 32],
@@ -75,7 +75,7 @@ async fn a_pause_that_only_some_databases_took_may_have_happened() {
     let other = Arc::new(Unreliable::new(Arc::new(Memory::new())));
     let stores: [Arc<dyn Store>; 2] = [Arc::new(Memory::new()), Arc::clone(&other) as Arc<dyn Store>];
     let opened = ["a", "b"].into_iter().zip(stores).map(|(name, store)| (name.into(), Some(store))).collect();
-    let store = Sharded::new(opened, Routes::fixed(2), Arc::new(Late::default()));
+    let store = Sharded::new(opened, DatabaseMap::fixed(2), Arc::new(Late::default()));
     let queue = Store::deliveries(&store).unwrap();
     other.set_away(true);
     let error = queue.pause(OriginId(7), true).await.unwrap_err();
@@ -89,7 +89,7 @@ async fn a_pause_that_only_some_databases_took_may_have_happened() {
 #[tokio::test]
 async fn routes_take_their_deliveries_at_once() {
     let opened = ["a", "b"].map(|name| (name.into(), Some(Arc::new(Memory::new()) as Arc<dyn Store>)));
-    let store = Sharded::new(opened.into(), Routes::fixed(2), Arc::new(Late::default()));
+    let store = Sharded::new(opened.into(), DatabaseMap::fixed(2), Arc::new(Late::default()));
     let queue = Store::deliveries(&store).unwrap();
     let routes = 1..=5;
     for route in routes.clone() {
@@ -112,9 +112,9 @@ async fn routes_take_their_deliveries_at_once() {
 async fn a_gate_that_does_not_name_all_databases_pauses_nothing() {
     let first = Arc::new(Memory::new());
     let databases = Arc::new(Moving(AtomicBool::new(false)));
-    let partial = Routes { members: vec![Some(0)], target: Some(vec![Some(0), None]), ids: Vec::new() };
+    let partial = DatabaseMap { members: vec![Some(0)], target: Some(vec![Some(0), None]), ids: Vec::new() };
     // It may know of the move, or not yet.
-    for routes in [partial, Routes::fixed(1)] {
+    for routes in [partial, DatabaseMap::fixed(1)] {
         let opened = vec![("a".into(), Some(Arc::clone(&first) as Arc<dyn Store>))];
         let store = Sharded::new(opened, routes, Arc::clone(&databases) as Arc<dyn Databases>);
         let queue = Store::deliveries(&store).unwrap();
@@ -129,7 +129,7 @@ async fn a_gate_that_does_not_name_all_databases_pauses_nothing() {
 #[tokio::test]
 async fn a_database_that_the_list_does_not_name_is_not_asked() {
     let first: Arc<dyn Store> = Arc::new(Memory::new());
-    let routes = Routes { members: vec![Some(0), None], target: None, ids: Vec::new() };
+    let routes = DatabaseMap { members: vec![Some(0), None], target: None, ids: Vec::new() };
     let store = Sharded::new(vec![("a".into(), Some(first))], routes, Arc::new(Late::default()));
     assert!(store.claim(RecordId([0x10; 32]), contract::fresh(1)).await.is_ok());
     let error = store.claim(RecordId([0xf0; 32]), contract::fresh(1)).await.unwrap_err();
@@ -145,15 +145,15 @@ impl Databases for Moving {
         Err("it is open".to_owned())
     }
 
-    async fn routes(&self, _: &[DatabaseId]) -> Result<Routes, String> {
-        Ok(if self.0.load(Ordering::SeqCst) { Routes::fixed(2) } else { moving() })
+    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+        Ok(if self.0.load(Ordering::SeqCst) { DatabaseMap::fixed(2) } else { moving() })
     }
 
     fn observed(&self, _: usize, _: bool) {}
 }
 
-fn moving() -> Routes {
-    Routes { members: vec![None], target: Some(vec![Some(0), Some(1)]), ids: Vec::new() }
+fn moving() -> DatabaseMap {
+    DatabaseMap { members: vec![None], target: Some(vec![Some(0), Some(1)]), ids: Vec::new() }
 }
 
 #[tokio::test(start_paused = true)]

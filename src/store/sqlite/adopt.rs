@@ -10,18 +10,18 @@ use super::session::Session;
 use super::writer::Request;
 use crate::idempotency::record::Timestamp;
 use crate::store::adoption::{self, NamespacePeriod};
-use crate::store::{Identity, IdentityChange, LiveKeys, NamespaceRules, Origin, RulesPeriod};
+use crate::store::{IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Origin, RulesPeriod};
 
 /// A service, a namespace, and the digest that the last start adopted for it.
 type Adopted = (Arc<str>, Arc<str>, [u8; 32]);
 
 pub(super) struct ChangesRequest {
-    pub(super) rules: Vec<Identity>,
+    pub(super) rules: Vec<NamespaceRuleSet>,
 }
 
 pub(super) struct AdoptRequest {
     pub(super) origins: Vec<Origin>,
-    pub(super) rules: Vec<Identity>,
+    pub(super) rules: Vec<NamespaceRuleSet>,
     pub(super) accept_change: bool,
 }
 
@@ -100,7 +100,7 @@ fn identities(conn: &Connection) -> rusqlite::Result<Vec<Adopted>> {
 pub(super) fn changes(
     conn: &Connection,
     on_file: &[NamespaceRules],
-    rules: &[Identity],
+    rules: &[NamespaceRuleSet],
     now: Timestamp,
 ) -> rusqlite::Result<Vec<IdentityChange>> {
     let stale = adoption::forgotten(on_file, rules);

@@ -62,8 +62,8 @@ use super::clock::Clock;
 use super::deliveries::Delivery;
 use super::resealing::{Beginnings, DeliveryValues, Values};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -238,14 +238,14 @@ impl Store for Sqlite {
         Ok(*self.counts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn changes(&self, _: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, _: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.ask(adopt::ChangesRequest { rules }).await
     }
 
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.ask(adopt::AdoptRequest { origins, rules, accept_change }).await

@@ -12,7 +12,7 @@ use super::guard;
 use super::lock::{self, DatabasePresence};
 use super::{adopt, deliveries, row, schema};
 use crate::idempotency::record::{RecordId, Timestamp};
-use crate::store::{Identity, IdentityChange, NamespaceRules, RecordEntry};
+use crate::store::{IdentityChange, NamespaceRuleSet, NamespaceRules, RecordEntry};
 
 /// How often to look at a log that seems to be damaged: the gate that uses it may be writing it, or ending.
 const MAX_READS: u32 = 5;
@@ -38,7 +38,7 @@ pub struct Preview {
 ///
 /// # Errors
 /// See [`OpenError`].
-pub fn preview(path: &Path, rules: &[Identity]) -> Result<Option<Preview>, OpenError> {
+pub fn preview(path: &Path, rules: &[NamespaceRuleSet]) -> Result<Option<Preview>, OpenError> {
     if lock::find_database(path)? != DatabasePresence::Database {
         return Ok(None);
     }

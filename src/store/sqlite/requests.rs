@@ -189,9 +189,9 @@ impl Request for SettleRequest {
             Transition::Repeated { until } => done(until),
             Transition::RepeatedIfSame { until } => match session.record(self.id)? {
                 Some(record) if record.answer.as_ref() == self.answer() => done(until),
-                record => Ok(Settled::Superseded { record }),
+                record => Ok(Settled::NotCurrent { record }),
             },
-            Transition::Superseded => Ok(Settled::Superseded { record: session.record(self.id)? }),
+            Transition::NotCurrent => Ok(Settled::NotCurrent { record: session.record(self.id)? }),
         }
     }
 }

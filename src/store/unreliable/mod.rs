@@ -26,8 +26,9 @@ use tokio::sync::broadcast;
 
 use super::audit::{self, EntryFilter, EntryPage, NewEntry, Position};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Identity, IdentityChange, LeaseRenewal,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas,
+    Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -301,14 +302,14 @@ impl Store for Unreliable {
         self.call(Operation::Count, self.inner.count()).await
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.call(Operation::Changes, self.inner.changes(origins, rules)).await
     }
 
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.call(Operation::Adopt, self.inner.adopt(origins, rules, accept_change)).await

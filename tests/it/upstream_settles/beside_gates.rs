@@ -143,7 +143,7 @@ fn an_ending_waits_for_the_transaction_and_holds_up_no_other() {
             upstream.run("COMMIT");
             // What the upstream says is what stands.
             let settled = timeout(LATE, first).await.expect("it is free").unwrap();
-            let Settled::Superseded { record: Some(record) } = settled else { panic!("{settled:?}") };
+            let Settled::NotCurrent { record: Some(record) } = settled else { panic!("{settled:?}") };
             assert_eq!((record.state, record.attempt), (State::Completed, attempt(1)));
         });
     }

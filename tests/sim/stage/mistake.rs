@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Version};
 use oncegate::store::{
-    Chunk, Claim, Cursor, End, Error, Expiry, Filter, Identity, IdentityChange, LeaseRenewal, NamespaceRules,
+    Chunk, Claim, Cursor, End, Error, Expiry, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NamespaceRules,
     NewRecord, Origin, Page, RecordEntry, Settled, Store,
 };
 
@@ -180,7 +180,7 @@ impl Store for Mistaken {
             (Mistake::SettlesInFlightOnly, _)
                 if standing.as_ref().is_some_and(|record| record.state != State::InFlight) =>
             {
-                Ok(Settled::Superseded { record: standing })
+                Ok(Settled::NotCurrent { record: standing })
             }
             (Mistake::ReleasesOnHold, End::Hold { .. }) => self.inner.settle(id, attempt, End::Release).await,
             (Mistake::HoldsOnRelease, End::Release) => {
@@ -266,14 +266,14 @@ impl Store for Mistaken {
         Ok([in_flight, completed, if self.is(Mistake::CountsNoUnknown) { 0 } else { unknown }])
     }
 
-    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.inner.changes(origins, rules).await
     }
 
     async fn adopt(
         &self,
         origins: Vec<Origin>,
-        rules: Vec<Identity>,
+        rules: Vec<NamespaceRuleSet>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.inner.adopt(origins, rules, accept_change || self.is(Mistake::AdoptsAnything)).await

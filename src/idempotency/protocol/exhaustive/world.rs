@@ -114,8 +114,8 @@ pub(super) const STRIDE: usize = 8;
 type Effect<'a> = &'a dyn Fn(&mut World);
 
 impl World {
-    pub(super) fn new(gates: &[usize], limits: Limits, faults_left: u8, rules: Rules, mutant: Mutant) -> Self {
-        let limits = Limits { attempts: if rules.resends { 2 } else { 1 }, ..limits };
+    pub(super) fn new(gates: &[usize], limits: ProtocolLimits, faults_left: u8, rules: Rules, mutant: Mutant) -> Self {
+        let limits = ProtocolLimits { attempts: if rules.resends { 2 } else { 1 }, ..limits };
         let request = |(index, &gate): (usize, &usize)| {
             let (protocol, age) = (Protocol::new(limits), Duration::ZERO);
             let (operation, asked, ended, found, probed) = (None, None, None, None, None);

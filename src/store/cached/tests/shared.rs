@@ -176,18 +176,18 @@ async fn a_record_from_the_store_is_cached_for_the_other_gates() {
 #[tokio::test(start_paused = true)]
 async fn only_values_that_a_gate_wrote_for_this_record_are_trusted() {
     let another = RecordId([8; 32]);
-    let foreign = Seal::new(&["secret", "of another store"]);
+    let foreign = CacheAuthenticator::new(&["secret", "of another store"]);
     let two = two().completed().await;
     let value = two.remotes.values.lock().unwrap()[&ID].clone();
-    let (record, read_at) = Seal::new(&SECRETS).open(ID, &value).unwrap();
+    let (record, read_at) = CacheAuthenticator::new(&SECRETS).open(ID, &value).unwrap();
     for wrong in [
         Bytes::new(),
         Bytes::from_static(b"junk"),
         value.slice(..value.len() - 1),
         [&value[..], b"x"].concat().into(),
         foreign.close(ID, &record, read_at),
-        Seal::new(&["another secret", "of the store"]).close(ID, &record, read_at),
-        Seal::new(&SECRETS).close(another, &record, read_at),
+        CacheAuthenticator::new(&["another secret", "of the store"]).close(ID, &record, read_at),
+        CacheAuthenticator::new(&SECRETS).close(another, &record, read_at),
     ] {
         two.change(|values| drop(values.insert(ID, wrong)));
         two.other.local.forget_all();
@@ -361,7 +361,7 @@ async fn a_hint_goes_with_the_attempt() {
         two.one.settle(ID, Attempt([1; 16]), end).await.unwrap();
         two.until_written().await;
         if let Some(value) = two.remotes.values.lock().unwrap().get(&ID) {
-            let (record, _) = Seal::new(&SECRETS).open(ID, value).unwrap();
+            let (record, _) = CacheAuthenticator::new(&SECRETS).open(ID, value).unwrap();
             assert_eq!(record.state, State::Completed);
         }
     }

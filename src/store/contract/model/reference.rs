@@ -26,7 +26,7 @@ pub(super) struct Reference {
     is_shared: bool,
     records: BTreeMap<u8, StoredRecord>,
     origins: Vec<Origin>,
-    identities: Vec<Identity>,
+    identities: Vec<NamespaceRuleSet>,
 }
 
 #[derive(Clone)]
@@ -241,8 +241,13 @@ impl Reference {
             .collect()
     }
 
-    fn adopt(&mut self, origins: Vec<Origin>, rules: Vec<Identity>, accept_change: bool) -> Vec<IdentityChange> {
-        let live = |identity: &Identity| {
+    fn adopt(
+        &mut self,
+        origins: Vec<Origin>,
+        rules: Vec<NamespaceRuleSet>,
+        accept_change: bool,
+    ) -> Vec<IdentityChange> {
+        let live = |identity: &NamespaceRuleSet| {
             let mut live: BTreeMap<String, LiveKeys> = BTreeMap::new();
             for stored in self.records.values() {
                 let Some(Origin { service, namespace, route }) = self.known(stored) else { continue };
@@ -264,7 +269,7 @@ impl Reference {
         };
         let services = origins.iter().map(|origin| &origin.service).chain(rules.iter().map(|rule| &rule.service));
         let services: Vec<_> = services.collect();
-        let is_ours = |identity: &Identity| !self.is_shared || services.contains(&&identity.service);
+        let is_ours = |identity: &NamespaceRuleSet| !self.is_shared || services.contains(&&identity.service);
         let gone = self.identities.iter().filter(|identity| is_ours(identity) && !rules.contains(identity));
         let mut changes: Vec<_> = gone
             .map(|identity| IdentityChange {

@@ -4,7 +4,7 @@ use futures_util::future::BoxFuture;
 
 use super::*;
 use crate::store::servers::Session;
-use crate::store::sharded::layout::{DatabaseId, Found, Routes, fit};
+use crate::store::sharded::layout::{DatabaseId, DatabaseMap, Found, fit};
 use crate::store::sharded::placement::place_of;
 use crate::store::sharded::{Databases, Sharded};
 
@@ -37,8 +37,8 @@ impl Databases for Open {
         Err("it is open".to_owned())
     }
 
-    async fn routes(&self, _: &[DatabaseId]) -> Result<Routes, String> {
-        Ok(Routes::fixed(3))
+    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+        Ok(DatabaseMap::fixed(3))
     }
 
     fn observed(&self, _: usize, _: bool) {}
@@ -51,7 +51,7 @@ async fn spread(databases: &[Database]) -> Sharded {
         let name: Arc<str> = database.name.as_str().into();
         opened.push((name, Some(Arc::new(store) as Arc<dyn Store>)));
     }
-    Sharded::new(opened, Routes::fixed(3), Arc::new(Open))
+    Sharded::new(opened, DatabaseMap::fixed(3), Arc::new(Open))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

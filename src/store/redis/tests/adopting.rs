@@ -5,8 +5,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::adopt::{Lock, adopt_alone};
 use super::*;
 
-fn rule() -> Identity {
-    Identity {
+fn rule() -> NamespaceRuleSet {
+    NamespaceRuleSet {
         service: "pay".into(),
         namespace: "default".into(),
         digest: [1; 32],

@@ -192,7 +192,7 @@ async fn a_large_answer_is_fetched_by_itself() {
     let [
         Some(Ok(Reply::Claim(Claim::Exists { record: large, .. }))),
         Some(Ok(Reply::Claim(Claim::Exists { record: small, .. }))),
-        Some(Ok(Reply::Settled(Settled::Superseded { record: Some(other) }))),
+        Some(Ok(Reply::Settled(Settled::NotCurrent { record: Some(other) }))),
     ] = &replies[..]
     else {
         panic!("they stand")
@@ -204,7 +204,7 @@ async fn a_large_answer_is_fetched_by_itself() {
     let again = store.settle(id(1), attempt(1), end(b'a', 1 << 20)).await;
     assert!(matches!(again, Ok(Settled::Done { .. })), "{again:?}");
     match store.settle(id(1), attempt(1), end(b'b', 1 << 20)).await {
-        Ok(Settled::Superseded { record: Some(record) }) => assert_eq!(length(&record), Some(1 << 20)),
+        Ok(Settled::NotCurrent { record: Some(record) }) => assert_eq!(length(&record), Some(1 << 20)),
         other => panic!("{other:?}"),
     }
 }

@@ -4,9 +4,9 @@ use super::*;
 use crate::idempotency::record::Timestamp;
 use crate::store::is_orphaned;
 
-fn rule(digest: u8) -> Identity {
+fn rule(digest: u8) -> NamespaceRuleSet {
     let description = Some(format!("rules {digest}").into());
-    Identity {
+    NamespaceRuleSet {
         service: "shop".into(),
         namespace: "charges".into(),
         digest: [digest; 32],

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::idempotency::record::{Attempt, Timestamp};
 
 /// What the store keeps of an accepted request, and how a gate took its delivery.
-pub(super) struct Kept {
+pub(super) struct DeliveryContext {
     /// The head of its record.
     pub(super) head: Bytes,
     /// How long its attempt may take, where its upstream gives it longer.

@@ -10,7 +10,7 @@ use crate::http::answer::{Relayed, ResponseTee, Withheld};
 use crate::http::body::{Body, Sender};
 use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
-use crate::idempotency::policy::Delivery;
+use crate::idempotency::policy::ResponseMode;
 use crate::idempotency::record::{Attempt, Record, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict};
 use crate::store::Settled;
@@ -35,7 +35,7 @@ pub(super) fn end_of_tee(
 ) -> Option<Sender> {
     let stands = match (settled, &answer) {
         (Some(Settled::Done { .. }), Ok(_)) => true,
-        (Some(Settled::Superseded { record }), Ok(answer)) => {
+        (Some(Settled::NotCurrent { record }), Ok(answer)) => {
             let recorded = record.as_ref().and_then(|record| recorded_answer(record, attempt));
             recorded.is_some_and(|(_, recorded)| is_same(&recorded, answer))
         }
@@ -150,7 +150,7 @@ pub(super) fn recorded(
             let reply = request.reply_with(outcome, answer, body);
             if outcome == Outcome::Executed { reply.with_expiry(&request.gate.settings.headers, *until) } else { reply }
         }
-        Settled::Superseded { record } => {
+        Settled::NotCurrent { record } => {
             if let Some((until, recorded)) = record.as_ref().and_then(|record| recorded_answer(record, attempt)) {
                 // The upstream or an operator has completed it in the meantime: that answer counts.
                 tracing::info!(
@@ -209,7 +209,7 @@ pub(super) fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &
         || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control, None), Verdict::Complete { .. });
     let shows_its_end = || request.head.version > Version::HTTP_10 || has_length(answer);
     let is_awaited = !request.is_unattended && !request.head.is_call();
-    policy.body == Delivery::Stream && is_awaited && is_kept() && shows_its_end()
+    policy.body == ResponseMode::Stream && is_awaited && is_kept() && shows_its_end()
 }
 
 /// Whether trailers can follow an answer whose head is with its client: HTTP/1.1 takes none behind a length, and none that

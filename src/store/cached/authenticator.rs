@@ -26,7 +26,7 @@ const BODY: usize = 1 + TAG;
 
 /// Seals and opens the values of one store.
 #[derive(Clone)]
-pub(super) struct Seal {
+pub(super) struct CacheAuthenticator {
     keyed: Hmac<Sha256>,
 }
 
@@ -34,13 +34,13 @@ pub(super) struct Seal {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct InvalidValue;
 
-impl fmt::Debug for Seal {
+impl fmt::Debug for CacheAuthenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Seal")
+        f.write_str("CacheAuthenticator")
     }
 }
 
-impl Seal {
+impl CacheAuthenticator {
     /// Under all of these secrets together.
     pub(super) fn new(secrets: &[impl AsRef<[u8]>]) -> Self {
         let derive = |key: Vec<u8>, secret: &_| {
@@ -128,13 +128,17 @@ mod tests {
     }
 
     fn value() -> Bytes {
-        Seal::new(&["secret", "store"]).close(ID, &record(State::Completed, vec![1; 9], vec![2; 30]), Timestamp(15))
+        CacheAuthenticator::new(&["secret", "store"]).close(
+            ID,
+            &record(State::Completed, vec![1; 9], vec![2; 30]),
+            Timestamp(15),
+        )
     }
 
     proptest! {
         #[test]
         fn a_sealed_value_opens(head: Vec<u8>, answer: Vec<u8>, is_completed: bool, at: u64) {
-            let seal = Seal::new(&["secret", "store"]);
+            let seal = CacheAuthenticator::new(&["secret", "store"]);
             let state = if is_completed { State::Completed } else { State::InFlight };
             let record = record(state, head, answer);
             let value = seal.close(ID, &record, Timestamp(at));
@@ -145,12 +149,12 @@ mod tests {
         fn a_changed_value_is_invalid(place in 0..value().len(), change in 1u8..) {
             let mut changed = value().to_vec();
             changed[place] ^= change;
-            prop_assert_eq!(Seal::new(&["secret", "store"]).open(ID, &changed.into()), Err(InvalidValue));
+            prop_assert_eq!(CacheAuthenticator::new(&["secret", "store"]).open(ID, &changed.into()), Err(InvalidValue));
         }
 
         #[test]
         fn a_truncated_or_extended_value_is_invalid(length in 0..value().len(), more in 1usize..20) {
-            let seal = Seal::new(&["secret", "store"]);
+            let seal = CacheAuthenticator::new(&["secret", "store"]);
             prop_assert_eq!(seal.open(ID, &value().slice(..length)), Err(InvalidValue));
             let longer = [&value()[..], &vec![0; more]].concat();
             prop_assert_eq!(seal.open(ID, &longer.into()), Err(InvalidValue));
@@ -158,16 +162,16 @@ mod tests {
 
         #[test]
         fn random_bytes_are_invalid(junk: Vec<u8>) {
-            prop_assert_eq!(Seal::new(&["secret", "store"]).open(ID, &junk.into()), Err(InvalidValue));
+            prop_assert_eq!(CacheAuthenticator::new(&["secret", "store"]).open(ID, &junk.into()), Err(InvalidValue));
         }
     }
 
     #[test]
     fn a_value_of_another_record_or_store_is_invalid() {
         let value = value();
-        assert!(Seal::new(&["secret", "store"]).open(ID, &value).is_ok());
-        assert_eq!(Seal::new(&["secret", "store"]).open(RecordId([8; 32]), &value), Err(InvalidValue));
-        assert_eq!(Seal::new(&["secret", "another"]).open(ID, &value), Err(InvalidValue));
-        assert_eq!(Seal::new(&["another", "store"]).open(ID, &value), Err(InvalidValue));
+        assert!(CacheAuthenticator::new(&["secret", "store"]).open(ID, &value).is_ok());
+        assert_eq!(CacheAuthenticator::new(&["secret", "store"]).open(RecordId([8; 32]), &value), Err(InvalidValue));
+        assert_eq!(CacheAuthenticator::new(&["secret", "another"]).open(ID, &value), Err(InvalidValue));
+        assert_eq!(CacheAuthenticator::new(&["another", "store"]).open(ID, &value), Err(InvalidValue));
     }
 }
