@@ -228,12 +228,7 @@ impl Subscription for Topic {
         let Some(message) = self.unended.remove(&receipt) else { return Ok(EndReply::Taken) };
         match end {
             End::Done => {}
-            End::Dead(reason) => {
-                if let Err(error) = self.bury(&message, reason).await {
-                    self.unended.insert(receipt, message);
-                    return Ok(EndReply::Refused(error));
-                }
-            }
+            End::Dead(reason) => self.bury(&message, reason).await?,
             // It is not committed, nor is what comes after it.
             End::Returned => return Ok(EndReply::Taken),
         }

@@ -242,10 +242,7 @@ impl Subscription for Pull {
         let kind = match end {
             End::Done => AckKind::Ack,
             End::Dead(reason) => {
-                if let Err(error) = self.bury(&message, reason).await {
-                    self.unacknowledged.messages().insert(receipt, message);
-                    return Ok(EndReply::Refused(error));
-                }
+                self.bury(&message, reason).await?;
                 AckKind::Term
             }
             End::Returned => AckKind::Nak(None),

@@ -25,6 +25,8 @@ pub(super) struct Outage {
     /// How long after the next failure to connect again, at most.
     pause: Duration,
     longest: Duration,
+    /// The last connection ended with a dead letter that the broker did not take.
+    refuses_dead_letters: bool,
     /// Since when no messages come.
     since: Option<Instant>,
     /// When the log had the last reason, and which.
@@ -36,7 +38,16 @@ pub(super) struct Outage {
 impl Outage {
     pub(super) fn new(consumer: Arc<str>, source: String) -> Self {
         let said = (Instant::now(), Error(String::new()));
-        Self { consumer, source, pause: FIRST_PAUSE, longest: LONGEST_PAUSE, since: None, said, stands_by: false }
+        Self {
+            consumer,
+            source,
+            pause: FIRST_PAUSE,
+            longest: LONGEST_PAUSE,
+            since: None,
+            refuses_dead_letters: false,
+            said,
+            stands_by: false,
+        }
     }
 
     /// Whether one has begun and is not over.
@@ -65,7 +76,13 @@ impl Outage {
     /// How long a connection must last to prove itself. Where a message has ended over it, as long as the pause would be: then
     /// the consumer connects for less time than it consumes.
     pub(super) fn proof(&self, has_ended: bool) -> Duration {
-        if has_ended { self.pause } else { LASTING }
+        if has_ended && !self.refuses_dead_letters { self.pause } else { LASTING }
+    }
+
+    /// A connection ended with a dead letter that the broker did not take. It takes the end of other messages all the same: those
+    /// prove nothing then.
+    pub(super) fn is_refused(&mut self, is_dead_letter: bool) {
+        self.refuses_dead_letters = is_dead_letter;
     }
 
     /// The connection has proven itself, and messages come over it.
@@ -74,7 +91,7 @@ impl Outage {
             let (consumer, source, seconds) = (&*self.consumer, &*self.source, since.elapsed().as_secs_f64());
             tracing::info!(consumer, source, seconds, "messages come again");
         }
-        self.pause = FIRST_PAUSE;
+        (self.pause, self.refuses_dead_letters) = (FIRST_PAUSE, false);
     }
 
     /// Another consumer has the messages, and has had them for the whole time of this connection.

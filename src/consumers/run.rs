@@ -54,6 +54,8 @@ struct Attempts {
     since: Instant,
     /// When the next attempt may begin.
     next: Instant,
+    /// When the last one ended.
+    tried: Instant,
 }
 
 /// Takes messages until `stop` turns true, and returns when those in hand have ended. `current` gives the gate that serves.
@@ -154,7 +156,8 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     // A broker that is silent must not hold up what it would deliver over another connection.
                     let reply = timeout(self.subscription.patience(), self.subscription.end(*receipt, end)).await;
                     let reply =
-                        reply.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())))?;
+                        reply.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())));
+                    let reply = reply.inspect_err(|_| self.outage.is_refused(matches!(end, End::Dead(_))))?;
                     if let EndReply::Refused(error) = reply {
                         refused.again(&error);
                         self.metrics.dead_letter_refused();
@@ -410,7 +413,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
                 Disposition::Wait(pause) => after(pause),
                 Disposition::Again { pause, .. } => {
                     let (count, next) = (before.count.saturating_add(1), after(pause));
-                    self.remember(key.clone(), Attempts { count, next, ..before });
+                    self.remember(key.clone(), Attempts { count, next, tried: Instant::now(), ..before });
                     next
                 }
             };
@@ -424,7 +427,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
     fn attempts_of(&self, key: &Bytes) -> Attempts {
         self.attempts().get(key).copied().unwrap_or_else(|| {
             let now = Instant::now();
-            Attempts { count: 0, since: now, next: now }
+            Attempts { count: 0, since: now, next: now, tried: now }
         })
     }
 
@@ -433,10 +436,10 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
         let mut attempts = self.attempts();
         if attempts.len() >= REMEMBERED && !attempts.contains_key(&key) {
             // The older ones went to other gates: what is in hand here has been tried since.
-            let mut nexts: Vec<Instant> = attempts.values().map(|attempts| attempts.next).collect();
-            nexts.sort_unstable();
-            let middle = nexts[nexts.len() / 2];
-            attempts.retain(|_, attempts| attempts.next > middle);
+            let mut tried: Vec<Instant> = attempts.values().map(|attempts| attempts.tried).collect();
+            tried.sort_unstable();
+            let middle = tried[tried.len() / 2];
+            attempts.retain(|_, attempts| attempts.tried > middle);
         }
         attempts.insert(key, tried);
     }

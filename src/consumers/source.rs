@@ -57,7 +57,7 @@ pub(super) enum End {
 pub(super) enum EndReply {
     /// It has it.
     Taken,
-    /// It does not take the dead letter now. The message is still held, and can be ended again.
+    /// It says at once that it does not take the dead letter. The message is still held, and can be ended again.
     Refused(Error),
 }
 

@@ -20,7 +20,7 @@ use super::{Gate, RouteState, deliver, request_status};
 use crate::http::body::Body;
 use crate::http::prefer;
 use crate::http::problem::{Problem, whole_seconds};
-use crate::http::request_body::Buffered;
+use crate::http::request_body::{Buffered, IN_MEMORY};
 use crate::http::usage::{Account, Usage};
 use crate::idempotency::codec::{self, AcceptedRequest, Details};
 use crate::idempotency::decide::{Decision, difference};
@@ -118,10 +118,10 @@ impl ProtectedRequest {
         if !self.may_claim(&retired) {
             return Err(self.retired());
         }
-        // A body that lies in a file is read back, and the store has a copy for as long as it takes.
-        let party = || self.party();
-        let memory =
-            Account::new(self.head.memory(&self.gate.shared.usage), Some(&party)).acquire_or_half(self.body.len());
+        // A body that lies in a file is read back; a small one counts already.
+        let (party, length) = (|| self.party(), self.body.len());
+        let memory = Account::new(&self.gate.shared.usage.memory, Some(&party));
+        let memory = memory.acquire_or_half(if length > IN_MEMORY { length } else { 0 });
         let memory = memory.ok_or_else(no_room_for_request)?;
         let body = self.body.whole().await.map_err(|error| spool_problem(&self.gate, &error))?;
         let new = self.new_delivery(body)?;
@@ -160,7 +160,10 @@ impl ProtectedRequest {
     fn stored_request(&self) -> AcceptedRequest {
         let peer = self.head.peer();
         let mut headers = self.head.headers.clone();
-        prefer::remove_respond_async(&mut headers);
+        // Where the fingerprint is made of it, the delivery must have what the client sent.
+        if !self.policy().fingerprint.headers.contains(&prefer::PREFER) {
+            prefer::remove_respond_async(&mut headers);
+        }
         AcceptedRequest {
             method: self.head.method.clone(),
             target: self.head.uri.clone(),

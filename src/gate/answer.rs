@@ -59,17 +59,26 @@ pub(super) struct Reply {
     pub(super) response: Response<Body>,
     /// The problem that it tells, where the gate makes it itself.
     problem: Option<Box<Problem>>,
+    /// It says that the upstream was asked about the caller, and said neither yes nor no.
+    pub(super) is_of_question: bool,
 }
 
 impl Reply {
     pub(super) fn new(outcome: Outcome, response: Response<Body>) -> Self {
-        Self { outcome, response, problem: None }
+        Self { outcome, response, problem: None, is_of_question: false }
     }
 
     /// A problem as the reply to a request.
     pub(super) fn problem(problem: Problem, docs: Option<&str>, request: RequestId) -> Self {
         let response = problem.response(docs, request).map(Body::full);
-        Self { outcome: Outcome::Problem(problem.code), response, problem: Some(Box::new(problem)) }
+        let outcome = Outcome::Problem(problem.code);
+        Self { outcome, response, problem: Some(Box::new(problem)), is_of_question: false }
+    }
+
+    /// The same of an upstream that was asked about the caller.
+    pub(super) fn of_question(mut self) -> Self {
+        self.is_of_question = true;
+        self
     }
 
     /// Whether it is a problem that the gate makes itself.

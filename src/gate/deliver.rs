@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -293,10 +294,13 @@ impl Gate {
                 queue.delivery(held.id).await
             };
             match prolonged.await {
-                Ok(Some(Delivery { token, state: DeliveryState::Queued { due }, .. })) if token == held.token => {
+                Ok(Some(Delivery { token, state: DeliveryState::Queued { due }, .. }))
+                    if token == held.token && due <= held.until.plus(2 * HOLD) =>
+                {
                     held.until = due;
                 }
-                Ok(_) => {}
+                // The hold had ended, and another gate has pauses of its own; or it is over.
+                Ok(_) => pending().await,
                 Err(error) => tracing::debug!(%error, record = %held.id, "the store failed to prolong a hold"),
             }
         }

@@ -154,6 +154,8 @@ fn is_of_a_record(outcome: Outcome) -> bool {
 /// Whether the upstream was reached; nothing where it was not asked, or may not have been.
 fn is_reached(reply: &Reply) -> Option<bool> {
     match reply.outcome {
+        // It may have answered, and says nothing of attempts.
+        _ if reply.is_of_question => None,
         // An answer that is held.
         Outcome::Problem(Code::OutcomeUnknown) if !reply.is_problem() => Some(true),
         Outcome::Executed | Outcome::Released | Outcome::Unrecorded => Some(true),
@@ -252,6 +254,10 @@ mod tests {
         let held = || Reply::new(outcome, Response::new(Body::empty()));
         assert_eq!(is_reached(&held()), Some(true));
         assert!(matches!(disposition(held()).await, Disposition::Again { .. }));
+        let unreachable = Problem::new(Code::UpstreamUnreachable, "it was asked");
+        let unreachable = Reply::problem(unreachable, None, RequestId(std::num::NonZeroU64::MIN));
+        assert_eq!(is_reached(&unreachable), Some(false));
+        assert_eq!(is_reached(&unreachable.of_question()), None);
         let too_early = || {
             Reply::problem(
                 Problem::new(Code::OutcomeUnknown, "it may have run"),

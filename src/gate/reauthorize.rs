@@ -119,7 +119,7 @@ impl ProtectedRequest {
                 }
                 Some(self.reply_with(Outcome::Refused, Ok(Answer::clone(&answer)), None))
             }
-            Permission::Unclear(problem) => Some(self.problem(problem)),
+            Permission::Unclear(problem) => Some(self.problem(problem).of_question()),
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Asks upstreams about unknown outcomes whose clients do not come back, as `recovery = { probe = ..., every = ... }` says.
 
 use std::collections::HashMap;
-use std::panic::resume_unwind;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use http::HeaderMap;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::inquiry::Question;
@@ -49,7 +50,8 @@ pub async fn ask_about_unknown(current: impl Fn() -> Arc<Gate> + Clone + Send + 
     loop {
         tick.tick().await;
         while let Some(ended) = tasks.try_join_next() {
-            let (name, next) = ended.unwrap_or_else(|error: JoinError| resume_unwind(error.into_panic()));
+            // No task is aborted, and a panic is caught.
+            let Ok((name, next)) = ended else { continue };
             if let Some(rounds) = of_routes.get_mut(&name) {
                 (rounds.from, rounds.is_running) = (next, false);
             }
@@ -71,7 +73,12 @@ pub async fn ask_about_unknown(current: impl Fn() -> Arc<Gate> + Clone + Send + 
             let current = current.clone();
             tasks.spawn(async move {
                 let serves = || Arc::ptr_eq(&gate, &current());
-                let next = gate.ask_about_all(&route, &probe, from, serves).await;
+                let round = AssertUnwindSafe(gate.ask_about_all(&route, &probe, from, serves)).catch_unwind();
+                let next = round.await.unwrap_or_else(|_| {
+                    let route = &*route.name;
+                    tracing::error!(route, "asking about unknown outcomes failed; the next round begins anew");
+                    None
+                });
                 (Arc::clone(&route.name), next)
             });
         }
@@ -94,25 +101,26 @@ impl Gate {
             state: Some(State::Unknown),
             ..Filter::default()
         };
-        let mut after = from;
+        let (mut after, mut last) = (from, from);
         let round = async {
             loop {
                 let chunk = self.shared.store.scan(filter.clone(), after, CHUNK).await.map_err(Stopped::Store)?;
                 for found in chunk.records {
                     // Another configuration may ask elsewhere, and go by other answers.
                     if !serves() {
-                        return Ok(());
+                        return Ok(last);
                     }
+                    last = Some(found.id);
                     self.ask_about(route, probe, found).await?;
                 }
                 match chunk.next {
                     Some(next) => after = Some(next),
-                    None => return Ok(()),
+                    None => return Ok(None),
                 }
             }
         };
         match round.await {
-            Ok(()) => None,
+            Ok(next) => next,
             Err(Stopped::Silent(record)) => Some(record),
             Err(Stopped::Store(error)) => {
                 let route = &*route.name;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-const PREFER: HeaderName = HeaderName::from_static("prefer");
+/// Its name.
+pub const PREFER: HeaderName = HeaderName::from_static("prefer");
 
 /// The maximum, in seconds, to which longer times are clamped: 2^31, as for cache ages (RFC 9111, 1.2.2).
 const LONGEST: u64 = 1 << 31;
