@@ -206,7 +206,7 @@ pub(super) use request_time::check as check_request_time;
 pub(super) use response_headers::check as check_response_headers;
 
 /// Reads what a table says of a policy; `base` applies where it says nothing. The parts of `key`, `fingerprint`,
-/// `outcomes` and `cors` apply one by one.
+/// `outcomes`, `cors` and `deliver` apply one by one.
 pub(super) fn read(table: &Table<'_>, base: &PartialPolicy) -> PartialPolicy {
     let policy = Policy::read(table, base.policy.clone());
     check_key(&table.table("key", KeyRule::SECTION), &policy.key);
