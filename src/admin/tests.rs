@@ -7,7 +7,7 @@ mod openapi;
 mod purge;
 mod stats;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,6 +22,7 @@ use crate::idempotency::record::{Attempt, RecordId, State, Timestamp};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
 use crate::store::{End, NewRecord, Origin, Store};
+use crate::telemetry::logged::logged;
 
 #[tokio::test]
 async fn readiness_says_why_not() {
@@ -405,34 +406,6 @@ async fn shutdown_ends_idle_connections_and_the_listener() {
     admin.stop.send(true).unwrap();
     tokio::time::timeout(Duration::from_secs(20), admin.task).await.expect("idle connections do not hold it").unwrap();
     assert!(TcpStream::connect(admin.address).await.is_err());
-}
-
-/// What is logged.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Lines {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-/// From now on, what this thread logs.
-fn logged() -> (Lines, tracing::subscriber::DefaultGuard) {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
-    (lines, tracing::subscriber::set_default(subscriber))
 }
 
 fn audit(logged: &str) -> Vec<&str> {

@@ -67,7 +67,8 @@ struct Queue {
     /// Whether the queue may have no other consumer: else a message could overtake one that another has, or that an earlier
     /// connection has which RabbitMQ does not know to be lost.
     is_alone: bool,
-    /// RabbitMQ has refused it for the sake of another consumer. So it is no quorum queue, which counts consumers of a lost node.
+    /// RabbitMQ has refused this consumer because the queue has another one. So it is no quorum queue, whose count includes consumers
+    /// of a lost node.
     was_refused: bool,
     connection: Arc<Connection>,
     /// Messages come over it, and are acknowledged there.

@@ -431,11 +431,11 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
         })
     }
 
-    /// Remembers what was tried until the broker takes the message's end.
+    /// Remembers the attempts of a message until the broker acknowledges its end.
     fn remember(&self, key: Bytes, tried: Attempts) {
         let mut attempts = self.attempts();
         if attempts.len() >= REMEMBERED && !attempts.contains_key(&key) {
-            // The older ones went to other gates: what is in hand here has been tried since.
+            // Those that were tried longest ago are no longer in hand: the broker gave their messages to other gates.
             let mut tried: Vec<Instant> = attempts.values().map(|attempts| attempts.tried).collect();
             tried.sort_unstable();
             let middle = tried[tried.len() / 2];

@@ -106,33 +106,25 @@ pub fn settle(policy: &Policy, ending: Ending, control: &Control, by_body: Optio
 }
 
 /// The same for an attempt after one whose outcome is unknown: what this one did not do, the earlier one may have done. So
-/// nothing is released unless the upstream asks for it, and a 409, by which upstreams that honour keys say that the earlier
+/// nothing is released unless the upstream asks for it, and a conflict, by which upstreams that honour keys say that the earlier
 /// request is in progress, is no answer to it unless the configuration keeps it.
 #[must_use]
 pub fn settle_again(policy: &Policy, ending: Ending, control: &Control, by_body: Option<Action>) -> Verdict {
     let is_answered = matches!(ending, Ending::Answered(_) | Ending::Called(_));
-    let is_settled_by_name = control.no_store || by_body.is_some() || policy.outcomes.status.contains_key(&409);
+    let is_settled_by_name = control.no_store || by_body.is_some() || policy.outcomes.names(ending);
     match settle(policy, ending, control, by_body) {
         Verdict::Release if !(control.release && is_answered) => Verdict::Hold,
-        Verdict::Complete { .. } if ending == Ending::Answered(409) && !is_settled_by_name => Verdict::Hold,
-        // The statuses of a call that stand for 409 (`google.rpc.Code`).
-        Verdict::Complete { .. } if is_conflict(ending) && !control.no_store && !is_named(policy, ending) => {
-            Verdict::Hold
-        }
+        Verdict::Complete { .. } if ending.is_conflict() && !is_settled_by_name => Verdict::Hold,
         verdict => verdict,
     }
 }
 
-fn is_conflict(ending: Ending) -> bool {
-    matches!(ending, Ending::Called(Status::Aborted | Status::AlreadyExists))
-}
-
-/// Whether `outcomes` names the status of a call.
-fn is_named(policy: &Policy, ending: Ending) -> bool {
-    matches!(ending, Ending::Called(status) if policy.outcomes.grpc.contains_key(&status))
-}
-
 impl Ending {
+    /// Whether it is 409, or a status of gRPC that stands for it (`google.rpc.Code`).
+    fn is_conflict(self) -> bool {
+        matches!(self, Self::Answered(409) | Self::Called(Status::Aborted | Status::AlreadyExists))
+    }
+
     /// How an answer ends a gRPC call, by its HTTP status, its headers and its trailers.
     ///
     /// Its own status stands in the trailers, or else in the headers, where there is nothing but those. Without one, any
@@ -171,6 +163,15 @@ impl Action {
 }
 
 impl Outcomes {
+    /// Whether an entry names this very status.
+    fn names(&self, ending: Ending) -> bool {
+        match ending {
+            Ending::Answered(status) => self.status.contains_key(&status),
+            Ending::Called(status) => self.grpc.contains_key(&status),
+            Ending::Unreachable | Ending::Timeout | Ending::Broken => false,
+        }
+    }
+
     /// Takes an entry of the configuration's `outcomes`.
     ///
     /// # Errors

@@ -6,6 +6,8 @@ pub mod consumers;
 pub mod deliveries;
 pub mod limits;
 pub mod log_throttle;
+#[cfg(test)]
+pub(crate) mod logged;
 pub mod logs;
 pub mod losses;
 pub mod metrics;

@@ -374,13 +374,13 @@ fn a_hundred_thousand_messages<B: Broker>() {
 /// By `tests/run --long`.
 mod campaign {
     #[test]
-    #[ignore = "takes minutes"]
+    #[ignore = "takes long: `tests/run --long` runs it"]
     fn rabbitmq() {
         super::a_hundred_thousand_messages::<crate::support::brokers::RabbitMq>();
     }
 
     #[test]
-    #[ignore = "takes minutes"]
+    #[ignore = "takes long: `tests/run --long` runs it"]
     fn nats() {
         super::a_hundred_thousand_messages::<crate::support::brokers::Nats>();
     }

@@ -12,7 +12,7 @@ async fn a_purge_by_id_leaves_a_request_that_was_accepted_after_the_record_had_e
     let queue = crate::store::deliveries::of(&*admin.store).unwrap();
     assert!(queue.delivery(id).await.unwrap().is_some(), "its client has a 202");
     assert_eq!(admin.delete(id).await.status, 204);
-    assert!(queue.delivery(id).await.unwrap().is_none(), "it has no record: it is what was meant");
+    assert!(queue.delivery(id).await.unwrap().is_none(), "without a record, the id names the request");
 }
 
 #[tokio::test]

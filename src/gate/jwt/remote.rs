@@ -218,6 +218,7 @@ mod tests {
     use crate::http::limits::Limits;
     use crate::http::upstream::{Place, Protocol, Sharing};
     use crate::idempotency::policy::Mode;
+    use crate::telemetry::logged::logged;
     use crate::telemetry::metrics::Metrics;
 
     /// A URL where no server answers.
@@ -253,27 +254,6 @@ mod tests {
         assert!(any.current().0.is_some());
         assert!(new(url("/keys", &[Algorithm::RS256]), &any).current().0.is_none(), "none that can verify a token");
         assert!(new(url("/others", &[]), &any).current().0.is_none());
-    }
-
-    /// What is logged.
-    #[derive(Clone, Default)]
-    struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
-
-    impl std::io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl Lines {
-        /// What was logged since this was last asked.
-        fn take(&self) -> String {
-            String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
-        }
     }
 
     /// The keys of a server that gives these answers, one on each connection, and then takes no more.
@@ -320,10 +300,7 @@ mod tests {
     /// After keys were fetched, each fetch that fails leaves them, and says so.
     #[tokio::test]
     async fn keys_stay_in_force_while_they_cannot_be_fetched_and_go_when_they_are_withdrawn() {
-        let lines = Lines::default();
-        let writer = lines.clone();
-        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
-        let _guard = tracing::subscriber::set_default(subscriber);
+        let (lines, _logging) = logged();
         let (first, second) = (set("a"), set("b"));
         let remote = served(&[
             ("200 OK", &first),

@@ -129,9 +129,8 @@ fn part_of_a_line_is_removed_only_where_nothing_follows_it() {
     assert_eq!(fs::read_to_string(&path).unwrap(), "one\nthree\n");
 }
 
-/// `cargo nextest run --release --run-ignored only a_million_lines`
 #[tokio::test]
-#[ignore = "a measurement"]
+#[ignore = "takes long: `tests/run --long` runs it"]
 async fn a_million_lines() {
     let directory = tempfile::tempdir().unwrap();
     for threads in [1, 2, 4] {
