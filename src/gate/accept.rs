@@ -14,6 +14,7 @@ use super::answer::Reply;
 use super::delivery_context::DeliveryContext;
 use super::pass::{no_room_for_request, spool_problem};
 use super::protected::{ProtectedRequest, RETRY_SOON, digest};
+use super::quota::{QuotaGrant, QuotaPermit};
 use super::request::Head;
 use super::second_look::other_id_first;
 use super::{Gate, RouteState, deliver, request_status};
@@ -95,11 +96,31 @@ impl ProtectedRequest {
     async fn keep_or_find(&self) -> Result<Known, Problem> {
         // Under an id of a former secret, nothing new is made: what it found there is gone since.
         let barred = self.bar().or_else(|| (self.made_by > 0).then(other_id_first));
-        match barred {
+        let permitted = match barred {
+            Some(problem) => Err(problem),
+            None => self.count().await,
+        };
+        match permitted {
             // What may not run any more still gets what became of it.
-            Some(problem) => self.look().await.map_err(|error| self.not_accepted(&error))?.ok_or(problem),
-            None => self.keep().await,
+            Err(problem) => self.look().await.map_err(|error| self.not_accepted(&error))?.ok_or(problem),
+            Ok(permit) => {
+                let known = self.keep().await?;
+                if let (Known::Accepted, Some(permit)) = (&known, permit) {
+                    permit.spend();
+                }
+                Ok(known)
+            }
         }
+    }
+
+    /// Takes a key from its caller's quota, where there is one.
+    async fn count(&self) -> Result<Option<QuotaPermit>, Problem> {
+        let counted = match self.take_from_quota() {
+            Ok(QuotaGrant::Permitted(permit)) => Ok(permit),
+            Ok(QuotaGrant::Unconfirmed(permit)) => permit.confirm().await.map(Some),
+            Err(wait) => Err(wait),
+        };
+        counted.or_else(|wait| self.quota_exceeded(wait).map_or(Ok(None), Err))
     }
 
     /// What the store knows of it already.

@@ -68,7 +68,7 @@ pub(super) struct ActionExecutor {
     follower: Option<Follower>,
     permission: Option<Permission>,
     /// The key that it took from a quota, until it is spent on an attempt.
-    ticket: Option<QuotaPermit>,
+    quota_permit: Option<QuotaPermit>,
     /// The record that it claims.
     fresh: Option<NewRecord>,
     /// Its place among those that wait.
@@ -104,7 +104,7 @@ impl ActionExecutor {
             leader: None,
             follower: None,
             permission: None,
-            ticket: None,
+            quota_permit: None,
             fresh: None,
             place: None,
             found: None,
@@ -184,7 +184,7 @@ impl ActionExecutor {
                 let waits =
                     self.client.take().or_else(|| self.attempted.take().and_then(|before| before.into_client()));
                 let client = needed(waits, CLIENT)?;
-                self.ticket.take().into_iter().for_each(QuotaPermit::spend);
+                self.quota_permit.take().into_iter().for_each(QuotaPermit::spend);
                 self.operate(async move {
                     Done::Attempted(Box::new(attempt::run(request, attempt, client, is_again).await))
                 });
@@ -260,7 +260,7 @@ impl ActionExecutor {
             Action::ShareRunning { since } => self.share_running(since)?,
             Action::ShareFound => {
                 // A record stands: nothing new is claimed.
-                (self.permission, self.ticket) = (None, None);
+                (self.permission, self.quota_permit) = (None, None);
                 let leader = needed(self.leader.take(), LEADER)?;
                 match self.found.take() {
                     Some((record, now)) => leader.found(record, now),
@@ -274,7 +274,7 @@ impl ActionExecutor {
                     None => drop(leader),
                 }
             }
-            Action::Leave => (self.permission, self.ticket, self.leader) = (None, None, None),
+            Action::Leave => (self.permission, self.quota_permit, self.leader) = (None, None, None),
             Action::Reply(outcome) => self.reply(outcome)?,
         }
         Ok(None)
@@ -330,8 +330,8 @@ impl ActionExecutor {
     async fn observe(&mut self, done: Done, failures: u32) -> Event {
         match done {
             Done::Permitted(permission) => self.permitted(permission),
-            Done::Counted(Ok(ticket), permission) => {
-                self.ticket = Some(ticket);
+            Done::Counted(Ok(permit), permission) => {
+                self.quota_permit = Some(permit);
                 self.permitted(permission)
             }
             Done::Counted(Err(wait), _) => self.quota_exceeded(wait),

@@ -1,6 +1,7 @@
 //! Quotas of new keys: each gate counts in memory, and where gates share a Redis, all of them together there.
 //!
-//! A key is taken before the claim, and given back unless the claim leads to an attempt. A request waits for Redis for
+//! A key is taken before the claim, and given back unless the claim leads to an attempt. Where requests are accepted, it is taken
+//! before the request is kept, and given back unless it is. A request waits for Redis for
 //! milliseconds at most. What Redis says later than that still counts: for its own count, and for what this gate grants next.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -10,8 +11,12 @@ use quick_cache::sync::Cache;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
+use super::protected::ProtectedRequest;
+use crate::http::problem::{Problem, RateLimit};
+use crate::idempotency::policy::Policy;
 use crate::idempotency::quota::{Quota, QuotaId, Rate};
 use crate::store::SharedQuotas;
+use crate::telemetry::outcome::Code;
 
 /// How many callers are counted at once. Beyond that, the count of one that was not seen for long is forgotten: it has its
 /// whole quota again.
@@ -41,8 +46,8 @@ pub(super) struct QuotaPermit {
 
 /// What a quota says at once.
 pub(super) enum QuotaGrant {
-    /// There is a key left.
-    QuotaPermit(QuotaPermit),
+    /// There is a key left, or no quota.
+    Permitted(Option<QuotaPermit>),
     /// There is one left here; what all gates have is to be asked with [`QuotaPermit::confirm`].
     Unconfirmed(QuotaPermit),
 }
@@ -61,8 +66,8 @@ impl Quotas {
     pub(super) fn take(self: &Arc<Self>, id: QuotaId, quota: &Quota) -> Result<QuotaGrant, Duration> {
         let rate = quota.rate();
         self.change(id, |whole, now| rate.take(whole, now))?;
-        let ticket = QuotaPermit { quotas: Arc::clone(self), id, rate, is_shared: false, is_spent: false, late: None };
-        Ok(if self.are_shared() { QuotaGrant::Unconfirmed(ticket) } else { QuotaGrant::QuotaPermit(ticket) })
+        let permit = QuotaPermit { quotas: Arc::clone(self), id, rate, is_shared: false, is_spent: false, late: None };
+        Ok(if self.are_shared() { QuotaGrant::Unconfirmed(permit) } else { QuotaGrant::Permitted(Some(permit)) })
     }
 
     /// All gates have none left for this time, whatever this one has. Only what comes late is remembered: else Redis is asked
@@ -135,6 +140,32 @@ impl Drop for QuotaPermit {
     }
 }
 
+impl ProtectedRequest {
+    /// Takes a key from the quota of its caller, or says how long to wait. A delivery takes none: its client took it when the request
+    /// was accepted.
+    pub(super) fn take_from_quota(&self) -> Result<QuotaGrant, Duration> {
+        let Policy { quota, scope, .. } = self.policy();
+        let Some(quota) = quota.as_ref().filter(|_| self.kept.is_none()) else {
+            return Ok(QuotaGrant::Permitted(None));
+        };
+        let id = self.gate.identifiers.first.quota(&self.route.name, quota.by, scope, self.head.caller());
+        self.gate.shared.quotas.take(id, quota)
+    }
+
+    /// The problem of a request that is one too many.
+    pub(super) fn quota_exceeded(&self, wait: Duration) -> Option<Problem> {
+        let Quota { new_keys, per, .. } = self.policy().quota?;
+        let seconds = per.as_secs();
+        let detail = format!(
+            "the quota of {new_keys} new keys in {seconds} s is used up; nothing was sent. A retry of a request that ran gets its \
+             answer all the same"
+        );
+        let mut problem = Problem::new(Code::QuotaExceeded, detail).retry_after(wait);
+        problem.rate_limit = Some(RateLimit { quota: u64::from(new_keys), window: per });
+        Some(problem)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,14 +182,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_ticket_that_is_not_spent_is_given_back() {
+    async fn a_permit_that_is_not_spent_is_given_back() {
         let quotas = Arc::new(Quotas::new(None));
         for _ in 0..10 {
             assert!(quotas.take(id(1), &quota(2)).is_ok());
         }
         for _ in 0..2 {
-            let Ok(QuotaGrant::QuotaPermit(ticket)) = quotas.take(id(1), &quota(2)) else { panic!("there are two") };
-            ticket.spend();
+            let Ok(QuotaGrant::Permitted(Some(permit))) = quotas.take(id(1), &quota(2)) else {
+                panic!("there are two")
+            };
+            permit.spend();
         }
         assert_eq!(quotas.take(id(1), &quota(2)).err(), Some(Duration::from_secs(1800)));
         assert!(quotas.take(id(2), &quota(2)).is_ok(), "another caller has a quota of its own");
@@ -170,8 +203,8 @@ mod tests {
     async fn callers_that_are_made_up_do_not_grow_memory_without_bound() {
         let quotas = Arc::new(Quotas::new(None));
         for number in 0..3 * MOST_CALLERS as u64 {
-            if let Ok(QuotaGrant::QuotaPermit(ticket)) = quotas.take(id(number), &quota(1)) {
-                ticket.spend();
+            if let Ok(QuotaGrant::Permitted(Some(permit))) = quotas.take(id(number), &quota(1)) {
+                permit.spend();
             }
         }
         assert!(quotas.whole.get().unwrap().len() <= MOST_CALLERS);
@@ -205,8 +238,8 @@ mod tests {
         let others = Arc::new(Others(Mutex::new(Some(1))));
         let quotas = Arc::new(Quotas::new(Some(Arc::<Others>::clone(&others))));
         let take = async || match quotas.take(id(1), &quota(3)) {
-            Ok(QuotaGrant::Unconfirmed(ticket)) => ticket.confirm().await,
-            Ok(QuotaGrant::QuotaPermit(_)) => panic!("others are to be asked"),
+            Ok(QuotaGrant::Unconfirmed(permit)) => permit.confirm().await,
+            Ok(QuotaGrant::Permitted(_)) => panic!("others are to be asked"),
             Err(wait) => Err(wait),
         };
         drop(take().await.unwrap());
@@ -247,10 +280,10 @@ mod tests {
         let gates = [(); 3].map(|()| Arc::new(Quotas::new(Some(Arc::<Late>::clone(&shared)))));
         let mut granted = 0;
         for turn in 0..30 {
-            if let Ok(QuotaGrant::Unconfirmed(ticket)) = gates[turn % 3].take(id(1), &quota(3))
-                && let Ok(ticket) = ticket.confirm().await
+            if let Ok(QuotaGrant::Unconfirmed(permit)) = gates[turn % 3].take(id(1), &quota(3))
+                && let Ok(permit) = permit.confirm().await
             {
-                ticket.spend();
+                permit.spend();
                 granted += 1;
             }
             tokio::time::sleep(2 * WAIT).await;
@@ -262,10 +295,10 @@ mod tests {
             let shared = Arc::new(Late(Mutex::new(1), Mutex::new(0)));
             (Arc::clone(&shared), Arc::new(Quotas::new(Some(shared))))
         };
-        let Ok(QuotaGrant::Unconfirmed(ticket)) = quotas.take(id(1), &quota(3)) else {
+        let Ok(QuotaGrant::Unconfirmed(permit)) = quotas.take(id(1), &quota(3)) else {
             panic!("others are to be asked")
         };
-        drop(ticket.confirm().await.unwrap());
+        drop(permit.confirm().await.unwrap());
         tokio::time::sleep(2 * WAIT).await;
         assert_eq!(*shared.1.lock().unwrap(), 1);
     }

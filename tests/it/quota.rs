@@ -97,6 +97,35 @@ fn a_caller_that_sprays_keys_leaves_at_most_its_quota_in_the_store() {
     post("k-1", "b").send(&gate).expect(200, "executed");
 }
 
+/// Where requests are accepted, each that is new counts once: its delivery is no new key.
+#[test]
+fn what_is_accepted_counts_and_its_retries_do_not() {
+    if store::kind() == "redis" {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream).store("cache_max_bytes = \"0B\"\n");
+    let route = "[[routes]]\nname = \"all\"\nmethods = [\"POST\"]\npath = \"/{*rest}\"\nscope = [\"header:X-Tenant?\"]\n\
+                 mode = \"accept\"\nquota = { new_keys = 2, per = \"1h\" }\n";
+    let gate = plan.routes(route).start();
+    for key in ["k-1", "k-2"] {
+        post(key, "a").send(&gate).expect(202, "accepted");
+    }
+    expect_exceeded(&post("k-3", "a").send(&gate), 2);
+    upstream.wait_for_runs(2);
+    // Its answer is there some time after its run.
+    let delivered = || {
+        Some(post("k-1", "a").send(&gate))
+            .filter(|answer| answer.get("idempotency-status").as_deref() == Some("replayed"))
+    };
+    crate::support::eventually("it is delivered", delivered);
+    post("k-2", "a").send(&gate);
+    expect_exceeded(&post("k-3", "a").send(&gate), 2);
+    post("k-3", "b").send(&gate).expect(202, "accepted");
+    upstream.wait_for_runs(3);
+    assert_eq!(gate.states("k-3").len(), 1, "only that of b was kept");
+}
+
 #[test]
 fn a_quota_comes_back_with_time() {
     let upstream = Upstream::start(|_| Reply::ok("x"));

@@ -8,10 +8,9 @@ use crate::config::kinds::{Kind, nonzero_time, number, text, time_of, words};
 use crate::config::node::{Node, Table, Wrong};
 use crate::config::routes;
 use crate::idempotency::delivery::{Deliver, DeliveryRate, NoRate, Order};
-use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::policy::Mode;
 use crate::route::Router;
 
-const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 keys! {
@@ -27,7 +26,7 @@ keys! {
         /// The longest pause that oncegate chooses itself.
         max_backoff => time_of(Duration::from_millis(1)..=DAY);
         /// How long an attempt may take; the upstream's own timeout counts where it is shorter.
-        timeout => time_of(SECOND..=DAY);
+        timeout => time_of(Duration::from_millis(1)..=DAY);
         /// "scope": what callers of one scope sent is delivered one at a time, in the order in which it was accepted. "none":
         /// nothing waits for anything.
         order => words(&[("none", Order::None), ("scope", Order::Scope)]);
@@ -65,8 +64,7 @@ pub(in crate::config) fn check_accepting(
 ) {
     let tables = root.tables("routes", routes::SECTION).unwrap_or_default();
     for (place, route) in router.routes().iter().enumerate().filter(|(_, route)| route.policy.accepts()) {
-        let Policy { mode, quota, .. } = &route.policy;
-        let key = if *mode == Mode::Accept { "mode" } else { "async" };
+        let key = if route.policy.mode == Mode::Accept { "mode" } else { "async" };
         let name = &route.name;
         let report = |key: &str, wrong: Wrong| match tables.get(place) {
             Some(table) => table.report(key, wrong),
@@ -81,10 +79,6 @@ pub(in crate::config) fn check_accepting(
                 "the route `{name}` delivers in the order of each scope, whose requests are in several databases"
             ));
             report("deliver", wrong.hint("set order = \"none\", or let store.url name one database"));
-        }
-        if quota.is_some() {
-            let wrong = Wrong::new(format!("the route `{name}` accepts requests, and a quota counts those that run"));
-            report("quota", wrong.hint("remove it, or write quota = false here if [defaults] has it; deliver.rate limits how fast the upstream gets them"));
         }
     }
 }

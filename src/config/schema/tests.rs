@@ -147,7 +147,6 @@ fn the_annotated_default_and_the_examples_are_valid() {
 const LEFT_TO_CHECK: &[&str] = &[
     "accepting: routes[0].deliver.max_backoff",
     "accepting: routes[0].mode",
-    "accepting: routes[0].quota",
     "accepting: routes[1].async",
     "admin-tls-files: admin.tls",
     "admin-tls: admin.tls.client_crl",

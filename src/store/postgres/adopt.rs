@@ -36,31 +36,41 @@ pub(super) async fn changes(
     origins: &[Origin],
     rules: &[NamespaceRuleSet],
 ) -> Result<Vec<IdentityChange>, Error> {
-    let mut connection = pool.get().await?;
+    let mut connection = pool.check_out().await?;
+    let client = connection.client()?;
     let looking = async {
-        let transaction = connection.build_transaction().read_only(true).start().await?;
+        let transaction = client.build_transaction().read_only(true).start().await?;
         let on_file = on_file(&transaction, Some(&services(origins, rules))).await?;
         let changes = changes_within(&transaction, &on_file, rules).await?;
         transaction.commit().await?;
         Ok(changes)
     };
-    match timeout(ADOPT_TIMEOUT, looking).await {
-        Ok(found) => found.map_err(of_read),
-        Err(_) => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
-    }
+    let changes = read_within(ADOPT_TIMEOUT, looking).await?;
+    connection.give_back();
+    Ok(changes)
 }
 
 /// All that is on file.
 pub(super) async fn identities(pool: &Pool) -> Result<Vec<NamespaceRules>, Error> {
-    let mut connection = pool.get().await?;
+    let mut connection = pool.check_out().await?;
+    let client = connection.client()?;
     let looking = async {
-        let transaction = connection.build_transaction().read_only(true).start().await?;
+        let transaction = client.build_transaction().read_only(true).start().await?;
         let on_file = on_file(&transaction, None).await?;
         transaction.commit().await?;
         Ok(on_file)
     };
-    match timeout(LOOK, looking).await {
-        Ok(found) => found.map_err(of_read),
+    let on_file = read_within(LOOK, looking).await?;
+    connection.give_back();
+    Ok(on_file)
+}
+
+async fn read_within<T>(limit: Duration, read: impl Future<Output = Result<T, Failure>>) -> Result<T, Error> {
+    match timeout(limit, read).await {
+        Ok(found) => found.map_err(|failure| match failure {
+            Failure::Sql(error) => error::of_read(&error),
+            Failure::Unreadable(unreadable) => Error::determinate(ErrorKind::Corrupt, unreadable),
+        }),
         Err(_) => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
     }
 }
@@ -72,9 +82,10 @@ pub(super) async fn adopt(
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Error> {
     let interrupted_waits = pool.interrupted_waits();
-    let mut connection = pool.get().await?;
+    let mut connection = pool.check_out().await?;
+    let client = connection.client()?;
     let adopting = async {
-        let transaction = connection.transaction().await?;
+        let transaction = client.transaction().await?;
         transaction.batch_execute(LOCK).await?;
         let changes = adopt_within(&transaction, origins, rules, accept_change).await?;
         // Where something is in the way nothing was written.
@@ -82,7 +93,10 @@ pub(super) async fn adopt(
         Ok(changes)
     };
     match timeout(ADOPT_TIMEOUT, adopting).await {
-        Ok(Ok(changes)) => pool.expect_replicated(interrupted_waits).map(|()| changes),
+        Ok(Ok(changes)) => {
+            connection.give_back();
+            pool.expect_replicated(interrupted_waits).map(|()| changes)
+        }
         Ok(Err(Failure::Sql(error))) => Err(error::of_write(&error)),
         Ok(Err(Failure::Unreadable(unreadable))) => Err(Error::indeterminate(ErrorKind::Corrupt, unreadable)),
         Err(_) => Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time")),
@@ -209,13 +223,6 @@ async fn live(transaction: &Transaction<'_>, rules: &NamespaceRules) -> Result<V
 async fn now(transaction: &Transaction<'_>) -> Result<Timestamp, Failure> {
     let row = transaction.query_typed_one("SELECT oncegate.now_v1()", &[]).await?;
     Ok(row::time(&row, 0)?)
-}
-
-fn of_read(failure: Failure) -> Error {
-    match failure {
-        Failure::Sql(error) => error::of_read(&error),
-        Failure::Unreadable(unreadable) => Error::determinate(ErrorKind::Corrupt, unreadable),
-    }
 }
 
 impl From<SqlError> for Failure {

@@ -63,8 +63,9 @@ impl Pool {
     }
 
     /// A connection for one caller. On an error, no statement was sent.
-    pub(super) async fn get(&self) -> Result<Object, Error> {
-        self.connections.get().await.map_err(|error| match error {
+    pub(super) async fn check_out(&self) -> Result<CheckedOut, Error> {
+        let connection = self.connections.get().await;
+        connection.map(|connection| CheckedOut(Some(connection))).map_err(|error| match error {
             PoolError::Backend(error) => error::of_read(&error),
             PoolError::Closed => Error::closed(),
             PoolError::Timeout(_) => {
@@ -93,8 +94,8 @@ impl Pool {
         values: &[Parameter<'_>],
         patience: Duration,
     ) -> Result<Vec<Row>, Error> {
-        let mut connection = CheckedOut(Some(self.get().await?));
-        let Some(client) = connection.0.as_ref() else { return Err(Error::closed()) };
+        let mut connection = self.check_out().await?;
+        let client = connection.client()?;
         let read = async {
             client.batch_execute(begin).await?;
             let rows = client.query_typed(sql, values).await?;
@@ -106,7 +107,7 @@ impl Pool {
             Err(_) => return Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
         };
         // Where it failed, the transaction ends with the connection.
-        drop(connection.0.take());
+        connection.give_back();
         Ok(rows)
     }
 
@@ -133,12 +134,11 @@ impl Pool {
     }
 
     async fn run(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Option<Result<Vec<Row>, SqlError>>, Error> {
-        let mut connection = CheckedOut(Some(self.get().await?));
-        let Some(client) = connection.0.as_ref() else { return Ok(None) };
+        let mut connection = self.check_out().await?;
+        let client = connection.client()?;
         let Ok(answer) = timeout(QUERY_TIMEOUT, client.query_typed(sql, values)).await else { return Ok(None) };
-        // Returns the connection to the pool, unless it is broken.
         if !answer.as_ref().is_err_and(error::must_close) {
-            drop(connection.0.take());
+            connection.give_back();
         }
         Ok(Some(answer))
     }
@@ -148,9 +148,20 @@ impl Pool {
     }
 }
 
-/// A connection in use. If its answer is not awaited to the end, the connection is closed: its state is unknown, and
-/// no other caller should wait behind its statement.
-struct CheckedOut(Option<Object>);
+/// A connection in use. It is closed unless it is given back: where an answer was not awaited to the end, its state is
+/// unknown, and no other caller should wait behind its statement.
+pub(super) struct CheckedOut(Option<Object>);
+
+impl CheckedOut {
+    pub(super) fn client(&mut self) -> Result<&mut Client, Error> {
+        self.0.as_mut().map(|connection| &mut ***connection).ok_or_else(Error::closed)
+    }
+
+    /// Returns it to the pool, for the next caller.
+    pub(super) fn give_back(mut self) {
+        drop(self.0.take());
+    }
+}
 
 impl Drop for CheckedOut {
     fn drop(&mut self) {
