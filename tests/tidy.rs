@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::{BTreeMap, BTreeSet};
+#[path = "tidy/cycles.rs"]
+mod cycles;
+
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// What each room may import. Between rooms imports go one way: there is no cycle in here.
@@ -52,52 +55,6 @@ fn the_edges_have_no_cycle() {
         let (room, _) = ready.unwrap_or_else(|| panic!("a cycle among those that are not in {placed:?}"));
         placed.insert(room);
     }
-}
-
-/// Modules of `http` that accept and serve connections. They depend on each other, and count as one.
-const HTTP_SERVER: [&str; 3] = ["accept", "http2", "server"];
-
-#[test]
-fn the_modules_of_http_and_of_gate_have_no_cycle() {
-    let http = edges_inside("http");
-    assert!(http["body"].contains("headers") && http["upstream"].contains("body"), "imports are found: {http:?}");
-    let gate = edges_inside("gate");
-    assert!(gate["driver"].contains("protected") && gate["protected"].contains("pass"), "imports are found: {gate:?}");
-    for edges in [http, gate] {
-        let mut placed: BTreeSet<String> = BTreeSet::new();
-        while let Some(ready) = edges.iter().find(|(module, to)| !placed.contains(*module) && to.is_subset(&placed)) {
-            placed.insert(ready.0.clone());
-        }
-        let left: Vec<_> = edges.iter().filter(|(module, _)| !placed.contains(*module)).collect();
-        assert!(left.is_empty(), "a cycle among these, or they import it: {left:#?}");
-    }
-}
-
-/// Which of a room's modules import which. Its `mod.rs` holds what they share, and imports of it do not count.
-fn edges_inside(room: &str) -> BTreeMap<String, BTreeSet<String>> {
-    let sources = sources();
-    let files: Vec<_> =
-        sources.iter().filter(|(path, _)| path.starts_with(room) && path.components().count() > 1).collect();
-    let merged = |module: String| if HTTP_SERVER.contains(&&*module) { "server".to_owned() } else { module };
-    let module_of = |path: &Path| room_of(path.strip_prefix(room).unwrap());
-    let modules: BTreeSet<String> = files.iter().map(|(path, _)| merged(module_of(path))).collect();
-    let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (path, text) in files {
-        if is_test(path, &sources) {
-            continue;
-        }
-        let (own, code) = (merged(module_of(path)), code_before_tests(text));
-        // `mod.rs` of a directory is one level above the other files in it.
-        let is_root = path.file_stem().is_some_and(|stem| stem == "mod");
-        let up = "super::".repeat(path.components().count() - 1 - usize::from(is_root));
-        let mut found = names_after(&code, &format!("crate::{room}::"));
-        if !up.is_empty() {
-            found.extend(names_after(&code, &up));
-        }
-        let others = found.into_iter().map(merged).filter(|module| modules.contains(module) && *module != own);
-        edges.entry(own.clone()).or_default().extend(others);
-    }
-    edges
 }
 
 #[test]

@@ -136,7 +136,7 @@ pub struct State {
     identifiers: RecordIdHashers,
     service: Arc<str>,
     store: OnceLock<Arc<dyn Store>>,
-    keeper: OnceLock<Arc<Resealer>>,
+    resealer: OnceLock<Arc<Resealer>>,
     reloads: OnceLock<mpsc::Sender<ReloadRequest>>,
     ping: readiness::Ping,
     listings: Semaphore,
@@ -179,7 +179,7 @@ impl State {
             identifiers,
             service,
             store: OnceLock::new(),
-            keeper: OnceLock::new(),
+            resealer: OnceLock::new(),
             reloads: OnceLock::new(),
             ping: readiness::Ping::default(),
             listings: Semaphore::new(MAX_LISTINGS),
@@ -198,8 +198,8 @@ impl State {
     }
 
     /// The store has keys, and this looks after them. Only the first call counts.
-    pub fn set_keeper(&self, keeper: Arc<Resealer>) {
-        if self.keeper.set(keeper).is_err() {
+    pub fn set_resealer(&self, resealer: Arc<Resealer>) {
+        if self.resealer.set(resealer).is_err() {
             tracing::debug!("the admin listener has its keys already");
         }
     }

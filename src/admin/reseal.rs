@@ -50,14 +50,14 @@ pub(super) async fn reseal(
 ) -> Result<Answer, Problem> {
     receive_nothing(body).await?;
     state.opened()?;
-    let Some(keeper) = state.keeper.get() else {
+    let Some(resealer) = state.resealer.get() else {
         return Err(
             Kind::NotConfigured.because("this gate has no `store.encryption_keys`: there is no key to encrypt with")
         );
     };
     let _turn = state.change_slot()?;
     let begun = state.begin(asker, AuditEvent::Reseal).await?;
-    let done = keeper.reseal(after, PATIENCE).await.map_err(unavailable)?;
+    let done = resealer.reseal(after, PATIENCE).await.map_err(unavailable)?;
     if done.resealed > 0 {
         audit::log_reseal(asker, done.resealed);
     }

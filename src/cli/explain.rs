@@ -14,7 +14,7 @@ use self::curl::{CurlArgs, Sent, Unsent};
 use self::report::ExplainedRequest;
 use super::{FileArgs, complain, configured, print};
 use crate::config::{Flags, Sources};
-use crate::gate::explain::{Sample, explain};
+use crate::gate::describe::explain::{Sample, explain};
 use crate::idempotency::scope::ClientCertificate;
 
 mod credential;

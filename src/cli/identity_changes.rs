@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use self::advice::{how_to_keep, how_to_take};
 use crate::config::{Place, Resolved};
-use crate::gate::coverage::{Coverage, Instead, LostKeys};
-use crate::gate::identities::{Former, IdentityRules};
+use crate::gate::identity::coverage::{Coverage, Instead, LostKeys};
+use crate::gate::identity::{Former, IdentityRules};
 use crate::idempotency::description::{FingerprintDescription, RulesDescription};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::Timestamp;

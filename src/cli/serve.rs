@@ -11,11 +11,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
+use self::caching::Remembering;
 use self::consuming::Consuming;
 use self::listening::{Bound, Inherited, SocketFile, admin_is_guarded, bind, bind_server};
 use self::notices::Notices;
 use self::reloading::StartSettings;
-use self::remembering::Remembering;
 use self::signals::Instruction;
 pub(super) use self::signals::Signals;
 use self::summary::Summary;
@@ -38,6 +38,7 @@ use crate::telemetry::{access_log, logs, metrics::Metrics};
 use crate::worker;
 
 mod adopting;
+mod caching;
 mod certificates;
 mod consuming;
 pub(super) mod durability;
@@ -47,7 +48,6 @@ mod logging;
 mod notices;
 mod opening;
 mod reloading;
-mod remembering;
 mod signals;
 mod summary;
 mod supervision;
@@ -180,7 +180,7 @@ pub(super) struct Serving {
     /// Whether other gates may write to it.
     is_shared: bool,
     /// What seals records, where the start had keys for it.
-    keeper: Option<Arc<Resealer>>,
+    resealer: Option<Arc<Resealer>>,
     readiness: Readiness,
     notices: Notices,
     servers: JoinSet<()>,
@@ -246,7 +246,7 @@ impl Serving {
         let written = Written::of(&config);
         let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
         let lost = std::mem::take(&mut opened.lost);
-        let Remembering { store, keeper } = remembering::before(opened, &config, keyring, &metrics)?;
+        let Remembering { store, resealer } = caching::before(opened, &config, keyring, &metrics)?;
         metrics.leases_expired(lost.len());
         worker::report_lost(&*store, &lost).await;
         if config.router.routes().iter().any(|route| route.policy.quota.is_some()) {
@@ -279,9 +279,9 @@ impl Serving {
             return Ok(None);
         }
         admin_state.set_store(Arc::clone(&store));
-        if let Some(keeper) = &keeper {
-            keeper.keys().be_strict(gate.sealed_origins());
-            admin_state.set_keeper(Arc::clone(keeper));
+        if let Some(resealer) = &resealer {
+            resealer.keys().be_strict(gate.sealed_origins());
+            admin_state.set_resealer(Arc::clone(resealer));
         }
         // Before it is ready, so that the first request with a token need not wait for its key.
         readiness.set_token_keys(gate.refresh_token_keys().await);
@@ -289,7 +289,8 @@ impl Serving {
         let current =
             server::ServerState::current(Arc::clone(&gate), config.server.limits, config.server.accept, usage);
         let work_stop = watch::Sender::new(false);
-        let workers = worker::spawn(Arc::clone(&store), keeper.clone(), metrics.clone(), upkeep, work_stop.subscribe());
+        let workers =
+            worker::spawn(Arc::clone(&store), resealer.clone(), metrics.clone(), upkeep, work_stop.subscribe());
         let (renewer, stopping) = (Arc::clone(&current), work_stop.subscribe());
         let renewing = tokio::spawn(supervise(
             move || renewer.load().handler.renew_leases(stopping.clone()),
@@ -345,7 +346,7 @@ impl Serving {
             metrics,
             store,
             is_shared,
-            keeper,
+            resealer,
             readiness,
             notices,
             servers,

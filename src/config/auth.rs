@@ -15,7 +15,7 @@ use super::kinds::{Kind, file, nested, one_or_several, raw, set, text, text_as, 
 use super::node::{Node, Table, Wrong};
 use super::upstreams::encryption::{self, Tls};
 use super::{policy, routes, secrets};
-use crate::gate::jwt::{Algorithm, JwksUrl, KeySet, KeySource, Settings, Unusable, is_for_secrets};
+use crate::gate::admission::jwt::{Algorithm, JwksUrl, KeySet, KeySource, Settings, Unusable, is_for_secrets};
 use crate::http::upstream::{self, Place, Protocol, Sharing};
 use crate::route::Router;
 

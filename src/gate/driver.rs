@@ -4,21 +4,23 @@
 //! ([`Protocol`]): [`drive`] carries out its actions on the store and the upstream, and reports what they came to. It goes on
 //! in a task of its own, whatever becomes of the client.
 
+mod actions;
+
 use std::sync::Arc;
 
 use http::Request;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::actions::ActionExecutor;
-use super::admit::{Admission, Candidate, Refusal, Step, Unprotected};
+use super::admission::admit::{Admission, Candidate, Refusal, Step, Unprotected};
+use super::admission::jwt::unverified;
+use super::admission::preflight::Preflight;
 use super::answer::{Client, CrossOrigin, Reply};
-use super::jwt::unverified;
+use super::claim::protected::{ProtectedRequest, identify, read_back};
+use super::driver::actions::ActionExecutor;
 use super::observe::Watch;
 use super::pass::{self, ForwardOptions, body_problem};
 use super::pending_reply::PendingReply;
-use super::preflight::Preflight;
-use super::protected::{ProtectedRequest, identify, read_back};
 use super::request::{self, Head};
 use super::{Gate, OVERLOADED_RETRY, RouteState, TOO_MANY_OF_ONE};
 use crate::http::problem::Problem;

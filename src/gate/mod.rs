@@ -1,48 +1,24 @@
 //! The gate: what becomes of a request.
 //!
-//! `driver.rs` is the page to begin with: it says in order what happens to a request. `admit.rs` has the rules by which a
-//! request is refused, forwarded or protected, and `attempt.rs` the one forward under a claim. The order of claims, waits and
-//! settlements is decided in [`crate::idempotency::protocol`], which `actions.rs` connects to the store and the upstream.
+//! `driver.rs` is the page to begin with: it says in order what happens to a request. `admission` has the rules by which a
+//! request is refused, forwarded or protected, and `claim/attempt.rs` the one forward under a claim. The order of claims, waits
+//! and settlements is decided in [`crate::idempotency::protocol`], which `driver/actions.rs` connects to the store and the
+//! upstream.
 
-mod accept;
-mod actions;
-mod admit;
+pub mod admission;
 mod answer;
-mod attempt;
-mod attempt_tokens;
-mod circuit;
-pub mod coverage;
-mod deliver;
-mod delivery_context;
-mod disposition;
+mod claim;
+mod delivery;
+pub mod describe;
 mod driver;
-pub mod explain;
-pub mod identities;
-mod ignored;
+pub mod identity;
 mod inquiry;
-pub mod jwt;
-mod malformed;
-mod message;
 mod observe;
 mod pass;
 mod pending_reply;
-mod policy_page;
-mod possible_outcomes;
-mod preflight;
-mod probe;
-mod protected;
-mod quota;
-mod reauthorize;
-mod reconcile;
 mod reload;
-mod renewal;
-mod replaced;
 mod request;
-mod request_status;
-mod rotation;
-mod second_look;
 mod shared;
-mod single_flight;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,24 +28,26 @@ use http::{HeaderName, HeaderValue, Request, Response};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use self::admit::{Admission, Refusal, Step};
+use self::admission::admit::{Admission, Refusal, Step};
+use self::admission::ignored::{IgnoredLog, KeyPlaces, head_lines};
+use self::admission::jwt::{self, Verifier};
 pub use self::answer::HeaderNames;
 use self::answer::{CrossOrigin, Estimator, Reply};
-pub use self::attempt_tokens::Tokens;
-use self::circuit::Circuit;
-pub use self::deliver::deliver_accepted;
-pub use self::disposition::{Disposition, Tries};
-use self::identities::origin;
-use self::ignored::{IgnoredLog, KeyPlaces, head_lines};
-use self::jwt::Verifier;
-pub use self::message::{Message, Permission};
+pub use self::claim::attempt_tokens::Tokens;
+use self::claim::renewal;
+use self::delivery::circuit::Circuit;
+pub use self::delivery::deliver::deliver_accepted;
+pub use self::delivery::disposition::{Disposition, Tries};
+pub use self::delivery::message::{Message, Permission};
+use self::delivery::request_status;
+use self::describe::policy_page::PolicyPage;
+pub use self::identity::newer_rules::{KNOWN_AFTER, follow_rules, replaces};
+use self::identity::origin;
+use self::inquiry::probe::ProbeCheck;
+pub use self::inquiry::reconcile::ask_about_unknown;
 use self::pass::ForwardOptions;
 use self::pending_reply::PendingReply;
-use self::policy_page::PolicyPage;
-use self::probe::ProbeCheck;
-pub use self::reconcile::ask_about_unknown;
 pub use self::reload::{Reload, ReloadTimeout};
-pub use self::replaced::{KNOWN_AFTER, follow_rules, replaces};
 use self::request::ForwardingContext;
 use self::shared::{RulesDigest, Shared};
 use crate::http::body::Body;
@@ -264,7 +242,7 @@ impl Gate {
         };
         let states = router.routes().iter().map(|route| {
             let rules: Vec<RulesDigest> =
-                identifiers.all().map(|identifier| identities::digest(identifier, route, callers)).collect();
+                identifiers.all().map(|identifier| identity::digest(identifier, route, callers)).collect();
             let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
             (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept, Some(&**route)))
         });

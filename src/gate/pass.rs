@@ -11,8 +11,8 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
+use super::admission::ignored::IgnoredKey;
 use super::answer::Reply;
-use super::ignored::IgnoredKey;
 use super::observe::Watch;
 use super::request::Head;
 use super::{Gate, RouteState};

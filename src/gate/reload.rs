@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::OwnedRwLockWriteGuard;
 use tokio::time::timeout;
 
-use super::protected::{ProtectedRequest, RETRY_SOON};
+use super::claim::protected::{ProtectedRequest, RETRY_SOON};
 use super::shared::{RulesDigest, Shared};
 use super::{Gate, Settings};
 use crate::http::problem::Problem;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::{RwLock, Semaphore};
 
-use super::circuit::Circuits;
-use super::quota::Quotas;
-use super::reauthorize::Questions;
-use super::single_flight::{OrderedSender, SingleFlight};
+use super::claim::quota::Quotas;
+use super::claim::single_flight::{OrderedSender, SingleFlight};
+use super::delivery::circuit::Circuits;
+use super::inquiry::reauthorize::Questions;
 use crate::http::headers::Via;
 use crate::http::usage::Usage;
 use crate::route::Router;

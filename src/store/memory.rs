@@ -18,10 +18,10 @@ use self::deliveries::Queue;
 use super::adoption::{self, NamespacePeriod};
 use super::clock::{self, Clock};
 use super::deliveries::{Deliveries, Delivery};
+use super::lifecycle::{self, RecordView, Transition};
 use super::listing::Newest;
 use super::removals::{Removal, Removals};
 use super::resealing::{Beginning, Beginnings, DeliveryValues, Values};
-use super::rules::{self, RecordView, Transition};
 use super::{
     AuditLog, Chunk, Claim, Cursor, End, Error, Filter, IdentityChange, LeaseRenewal, LiveKeys, NamespaceRuleSet,
     NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Resealing, Settled, Store,
@@ -316,7 +316,7 @@ impl Tables {
 
     fn settle(&mut self, id: RecordId, attempt: Attempt, end: End, now: Timestamp) -> Settled {
         let entry = self.entries.get(&id);
-        let transition = rules::settle(entry.map(|entry| entry.current()), attempt, &end, now);
+        let transition = lifecycle::settle(entry.map(|entry| entry.current()), attempt, &end, now);
         let answer = match end {
             End::Complete { answer, .. } | End::Hold { cause: answer } => Some(answer),
             End::Release => None,
@@ -373,7 +373,7 @@ impl Tables {
     }
 
     fn live(&self, rules: &NamespaceRules, now: Timestamp) -> Vec<LiveKeys> {
-        let is_live = |record: &Record| rules::is_live(record.state, record.until, now);
+        let is_live = |record: &Record| lifecycle::is_live(record.state, record.until, now);
         let mut live: BTreeMap<Arc<str>, LiveKeys> = BTreeMap::new();
         let mut add = |origin: OriginId, record: &Record| {
             let of = |origin: &&Origin| origin.service == rules.service && origin.namespace == rules.namespace;
@@ -403,12 +403,12 @@ impl Tables {
 
 impl Schedule {
     fn insert(&mut self, id: RecordId, state: State, until: Timestamp) {
-        self.counts[rules::state_index(state)] += 1;
+        self.counts[lifecycle::state_index(state)] += 1;
         self.of(state).insert((until, id));
     }
 
     fn remove(&mut self, id: RecordId, state: State, until: Timestamp) {
-        self.counts[rules::state_index(state)] -= 1;
+        self.counts[lifecycle::state_index(state)] -= 1;
         self.of(state).remove(&(until, id));
     }
 
@@ -451,7 +451,7 @@ impl NewRecord {
 }
 
 fn due(set: &BTreeSet<(Timestamp, RecordId)>, now: Timestamp) -> impl Iterator<Item = RecordId> {
-    set.iter().take_while(move |(until, _)| rules::is_past(*until, now)).map(|(_, id)| *id)
+    set.iter().take_while(move |(until, _)| lifecycle::is_past(*until, now)).map(|(_, id)| *id)
 }
 
 #[async_trait]

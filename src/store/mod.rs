@@ -13,6 +13,7 @@ pub mod clock;
 pub mod contract;
 mod counting;
 pub mod deliveries;
+mod lifecycle;
 mod listing;
 pub mod memory;
 pub mod metered;
@@ -22,7 +23,6 @@ mod quota;
 pub mod redis;
 mod removals;
 pub mod resealing;
-mod rules;
 pub mod sealed;
 #[cfg(test)]
 #[path = "../../tests/servers/mod.rs"]
@@ -444,7 +444,7 @@ impl RecordEntry {
     /// Whether it counts as live where identities change: in flight, or not yet expired.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        rules::is_live(self.record.state, self.record.until, self.now)
+        lifecycle::is_live(self.record.state, self.record.until, self.now)
     }
 }
 

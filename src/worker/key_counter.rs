@@ -11,10 +11,10 @@ use crate::store::PAUSE_FOR_EACH;
 const PAUSE: Duration = Duration::from_secs(15);
 
 pub(super) async fn run(mut worker: Worker) {
-    let Some(keeper) = worker.keeper.clone() else { return };
+    let Some(resealer) = worker.resealer.clone() else { return };
     loop {
         let (began, mut counted) = (Instant::now(), None);
-        if !worker.unless_shut_down(async { counted = keeper.count().await.ok() }).await {
+        if !worker.unless_shut_down(async { counted = resealer.count().await.ok() }).await {
             return;
         }
         // The store reports its failures.
@@ -24,7 +24,7 @@ pub(super) async fn run(mut worker: Worker) {
         let pause = async {
             tokio::select! {
                 () = sleep(PAUSE.max(PAUSE_FOR_EACH * began.elapsed())) => {}
-                () = keeper.count_requested() => {}
+                () = resealer.count_requested() => {}
             }
         };
         if !worker.unless_shut_down(pause).await {

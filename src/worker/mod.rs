@@ -71,17 +71,17 @@ impl Settings {
     }
 }
 
-/// Starts reaper and sweeper, and a key counter where there is a `keeper`. The task ends when `shutdown` turns true or its
+/// Starts reaper and sweeper, and a key counter where there is a `resealer`. The task ends when `shutdown` turns true or its
 /// sender is dropped; it finishes the store operation that it is in.
 #[must_use]
 pub fn spawn(
     store: Arc<dyn Store>,
-    keeper: Option<Arc<Resealer>>,
+    resealer: Option<Arc<Resealer>>,
     metrics: Metrics,
     settings: Settings,
     shutdown: watch::Receiver<bool>,
 ) -> JoinHandle<()> {
-    let worker = Worker { store, keeper, metrics, settings, shutdown };
+    let worker = Worker { store, resealer, metrics, settings, shutdown };
     tokio::spawn(async move {
         tokio::join!(
             supervise(worker.clone(), "reaper", reaper::run),
@@ -95,7 +95,7 @@ pub fn spawn(
 #[derive(Clone)]
 struct Worker {
     store: Arc<dyn Store>,
-    keeper: Option<Arc<Resealer>>,
+    resealer: Option<Arc<Resealer>>,
     metrics: Metrics,
     settings: Settings,
     shutdown: watch::Receiver<bool>,

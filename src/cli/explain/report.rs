@@ -10,7 +10,7 @@ use super::credential::{carrier, on_renewal};
 use super::details::{because_of, own_headers, request_time, template_parts};
 use super::policy::{built_in, other_default, policy_of, preset_of, show_quota, wrapped};
 use crate::config::Resolved;
-use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
+use crate::gate::describe::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
 use crate::http::prefer;
 use crate::http::problem::Problem;
 use crate::idempotency::credential::Kind;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::{Present, PresentRoute, fingerprint, list, string};
-use crate::gate::coverage::{Instead, LostKeys};
-use crate::gate::identities::Former;
+use crate::gate::identity::Former;
+use crate::gate::identity::coverage::{Instead, LostKeys};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::store::IdentityChange;
 

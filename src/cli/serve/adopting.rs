@@ -10,7 +10,7 @@ use crate::admin::{AuditWriter, Outcome};
 use crate::cli::identity_changes::{
     ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_lost, report,
 };
-use crate::gate::coverage::LostKeys;
+use crate::gate::identity::coverage::LostKeys;
 use crate::gate::{Gate, KNOWN_AFTER, replaces};
 use crate::store::{Error, ErrorKind, IdentityChange, LiveKeys, Store};
 use crate::telemetry::wall_clock;

@@ -211,7 +211,7 @@ impl Serving {
             );
         }
         let stuck = "cannot change what keys are found by";
-        if self.keeper.is_none() && !next.sealed_origins().is_empty() {
+        if self.resealer.is_none() && !next.sealed_origins().is_empty() {
             bail!(
                 "seal = \"required\" needs encryption, and this process was started without store.encryption_keys\n  \
                  hint: restart the process"
@@ -219,7 +219,7 @@ impl Serving {
         }
         let mut reload = gate.begin_reload(&next, PATIENCE).await.context(stuck)?;
         // Other gates may write with keys that are new here.
-        let opening = self.keeper.as_ref().map(|keeper| keeper.keys().open_too(&config.sealing));
+        let opening = self.resealer.as_ref().map(|resealer| resealer.keys().open_too(&config.sealing));
         adopting::look_before_reload(&next, &*self.store, &written).await?;
         drop(opening);
         reload.adopt(PATIENCE).await.context(stuck)?;
@@ -229,10 +229,10 @@ impl Serving {
             return Err(error);
         }
 
-        if let Some(keeper) = self.keeper.as_ref().filter(|_| !config.sealing.is_empty()) {
-            keeper.keys().replace(config.sealing);
-            keeper.keys().be_strict(next.sealed_origins());
-            keeper.count_again();
+        if let Some(resealer) = self.resealer.as_ref().filter(|_| !config.sealing.is_empty()) {
+            resealer.keys().replace(config.sealing);
+            resealer.keys().be_strict(next.sealed_origins());
+            resealer.count_again();
         }
         next.show_metrics(&self.metrics);
         server::ServerState::replace(&self.current, next, config.server.limits, config.server.accept);

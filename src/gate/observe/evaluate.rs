@@ -7,7 +7,7 @@ use http::StatusCode;
 
 use super::collector::{Collected, lock};
 use super::{End, Notes, ObservedAnswer, Progress};
-use crate::gate::admit::{Candidate, Step};
+use crate::gate::admission::admit::{Candidate, Step};
 use crate::gate::request::Head;
 use crate::idempotency::codec;
 use crate::idempotency::decide::Decision;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::Memory;
 use crate::store::audit::{AuditLog, Entry, EntryFilter, EntryPage, NewEntry, Position};
-use crate::store::{Error, rules};
+use crate::store::{Error, lifecycle};
 
 /// How many entries are kept at most. The oldest goes for one that is new.
 const MAX_ENTRIES: usize = 10_000;
@@ -57,7 +57,7 @@ impl AuditLog for Memory {
     async fn sweep_entries(&self, limit: usize) -> Result<usize, Error> {
         self.with(|tables, now| {
             let kept = &mut tables.audit.kept;
-            let past = kept.values().filter(|entry| rules::is_past(entry.until, now));
+            let past = kept.values().filter(|entry| lifecycle::is_past(entry.until, now));
             let past: Vec<Position> = past.take(limit).map(|entry| entry.position).collect();
             past.iter().for_each(|position| drop(kept.remove(position)));
             past.len()

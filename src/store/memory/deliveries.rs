@@ -13,7 +13,7 @@ use crate::store::deliveries::{
     Lane, NewDelivery, Pick, Sequence, Take, Taken, Turn,
 };
 use crate::store::resealing::DeliveryValues;
-use crate::store::{Error, OriginId, rules};
+use crate::store::{Error, OriginId, lifecycle};
 
 /// The deliveries, and the routes that are paused.
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl Deliveries for Memory {
     async fn accept(&self, id: RecordId, new: NewDelivery) -> Result<Acceptance, Error> {
         self.with(|tables, now| {
             let entry = tables.entries.get(&id).map(|entry| &entry.record);
-            if let Some(record) = entry.filter(|record| rules::is_live(record.state, record.until, now)) {
+            if let Some(record) = entry.filter(|record| lifecycle::is_live(record.state, record.until, now)) {
                 return Acceptance::Recorded { record: record.clone(), now };
             }
             match tables.queue.kept.get(&id) {
@@ -138,7 +138,7 @@ impl Deliveries for Memory {
     async fn sweep_deliveries(&self, limit: usize) -> Result<usize, Error> {
         self.with(|tables, now| {
             let is_past = |kept: &&Kept| match kept.delivery.state {
-                DeliveryState::Dead { until } => rules::is_past(until, now),
+                DeliveryState::Dead { until } => lifecycle::is_past(until, now),
                 DeliveryState::Queued { .. } => false,
             };
             let past = tables.queue.kept.values().filter(is_past).take(limit);

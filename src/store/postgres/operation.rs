@@ -16,7 +16,7 @@ use super::{row, write_check};
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use crate::store::batcher::{Backend, Failure, Operation, Replies};
 use crate::store::deliveries::NewDelivery;
-use crate::store::rules::{self, RecordView, Transition};
+use crate::store::lifecycle::{self, RecordView, Transition};
 use crate::store::{Claim, End, Error, ErrorKind, Expiry, LeaseRenewal, NewRecord, Settled};
 
 /// How many bytes one statement carries, give or take one operation.
@@ -420,7 +420,7 @@ impl Settlement {
 
     /// The outcome if the statement did not apply it; `None` if the record has changed meanwhile.
     fn outcome(&self, current: Option<(Record, RecordView)>, now: Timestamp) -> Option<Settled> {
-        let transition = rules::settle(current.as_ref().map(|(_, current)| *current), self.attempt, &self.end, now);
+        let transition = lifecycle::settle(current.as_ref().map(|(_, current)| *current), self.attempt, &self.end, now);
         let record = current.map(|(record, _)| record);
         match transition {
             Transition::Complete { .. } | Transition::TurnUnknown { .. } | Transition::Remove => None,

@@ -7,7 +7,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
-use crate::store::{Origin, rules};
+use crate::store::{Origin, lifecycle};
 
 /// A row holds what no gate writes.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ pub(super) fn count(count: usize) -> i64 {
 }
 
 pub(super) fn state(state: State) -> i16 {
-    rules::state_index(state) as i16
+    lifecycle::state_index(state) as i16
 }
 
 /// Room for a reply to each of a batch.

@@ -15,7 +15,7 @@ use crate::idempotency::encoding::write_hex;
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::adoption::{self, NamespacePeriod};
 use crate::store::{
-    Error, ErrorKind, IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Origin, RulesPeriod, rules,
+    Error, ErrorKind, IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Origin, RulesPeriod, lifecycle,
 };
 
 /// How long another is waited for: where rules changed, it looks at every record.
@@ -209,7 +209,7 @@ async fn live(store: &Redis, stale: &[NamespaceRules]) -> Result<Vec<Vec<LiveKey
         let Some(Origin { service, namespace, route }) = origins.get(&stored.origin.0) else { continue };
         let place = stale.iter().position(|stale| stale.service == *service && stale.namespace == *namespace);
         if let Some(place) = place
-            && rules::is_live(stored.record.state, stored.record.until, now)
+            && lifecycle::is_live(stored.record.state, stored.record.until, now)
         {
             live[place].entry(Arc::clone(route)).or_insert_with(|| LiveKeys::of(route)).add(&stored.record);
         }

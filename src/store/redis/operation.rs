@@ -12,7 +12,7 @@ use super::scripts::Scripts;
 use super::{error, unexpected_reply};
 use crate::idempotency::record::{Attempt, RecordId, Timestamp, Version};
 use crate::store::batcher::{self, Backend, Failure, Replies};
-use crate::store::rules::{self, RecordView, Transition};
+use crate::store::lifecycle::{self, RecordView, Transition};
 use crate::store::{Claim, End, Error, Expiry, LeaseRenewal, NewRecord, Settled};
 
 /// An operation of the batcher.
@@ -187,7 +187,7 @@ impl ScriptCall {
             match operation {
                 Operation::Claim { fresh, .. } => add_fresh(&mut command, fresh),
                 Operation::Supersede { seen, fresh, .. } => {
-                    command.arg(&seen.attempt.0[..]).arg(rules::state_index(seen.state)).arg(millis(seen.until));
+                    command.arg(&seen.attempt.0[..]).arg(lifecycle::state_index(seen.state)).arg(millis(seen.until));
                     add_fresh(&mut command, fresh);
                 }
                 Operation::Settle { attempt, end, .. } => {
@@ -297,7 +297,7 @@ fn outcome(
         unknown_ttl: stored.unknown_ttl,
     });
     let record = current.map(|stored| stored.record);
-    Ok(match rules::settle(seen, attempt, end, now) {
+    Ok(match lifecycle::settle(seen, attempt, end, now) {
         // The script would have done it.
         Transition::Complete { .. } | Transition::TurnUnknown { .. } | Transition::Remove => {
             return Err(unexpected_reply(Unreadable));

@@ -7,7 +7,7 @@ use redis::Cmd;
 
 use crate::idempotency::record::{Attempt, Record, State, Timestamp, Version};
 use crate::store::resealing::Values;
-use crate::store::{NewRecord, OriginId, rules};
+use crate::store::{NewRecord, OriginId, lifecycle};
 
 /// The latest time, in the numbers that scripts calculate with.
 pub(super) const LAST: u64 = 1 << 53;
@@ -78,7 +78,7 @@ pub(super) fn after_times(fresh: &NewRecord) -> Vec<u8> {
 pub(super) fn add_values(call: &mut Cmd, seen: Version, values: &Values) {
     let Values { head, answer } = values;
     let length = u32::try_from(head.len()).unwrap_or(u32::MAX).to_be_bytes();
-    call.arg(&seen.attempt.0[..]).arg(rules::state_index(seen.state)).arg(millis(seen.until));
+    call.arg(&seen.attempt.0[..]).arg(lifecycle::state_index(seen.state)).arg(millis(seen.until));
     call.arg(&length[..]).arg(&head[..]).arg(answer.as_deref().unwrap_or_default());
 }
 

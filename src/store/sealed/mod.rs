@@ -6,8 +6,8 @@
 mod audit;
 mod cache;
 mod deliveries;
-mod keeper;
 pub mod keyring;
+mod resealer;
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use bytes::Bytes;
 use tokio::sync::broadcast;
 
 pub use self::cache::SealedCache;
-pub use self::keeper::{CountByKey, Resealed, Resealer};
 pub use self::keyring::{Keyring, SealingKey, UnsealError};
 use self::keyring::{Part, Sealing};
+pub use self::resealer::{CountByKey, Resealed, Resealer};
 use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
     NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
@@ -29,7 +29,7 @@ use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Ve
 pub struct Sealed {
     store: Arc<dyn Store>,
     keys: Arc<Keyring>,
-    keeper: Arc<Resealer>,
+    resealer: Arc<Resealer>,
     /// Called for records that do not open.
     report: Box<dyn Fn(RecordId, UnsealError) + Send + Sync>,
 }
@@ -42,14 +42,14 @@ impl Sealed {
         service: Arc<str>,
         report: impl Fn(RecordId, UnsealError) + Send + Sync + 'static,
     ) -> Self {
-        let keeper = Arc::new(Resealer::new(Arc::clone(&store), Arc::clone(&keys), service));
-        Self { store, keys, keeper, report: Box::new(report) }
+        let resealer = Arc::new(Resealer::new(Arc::clone(&store), Arc::clone(&keys), service));
+        Self { store, keys, resealer, report: Box::new(report) }
     }
 
     /// What looks after its keys.
     #[must_use]
-    pub fn keeper(&self) -> Arc<Resealer> {
-        Arc::clone(&self.keeper)
+    pub fn resealer(&self) -> Arc<Resealer> {
+        Arc::clone(&self.resealer)
     }
 
     fn seal(&self, id: RecordId, fresh: NewRecord) -> NewRecord {
@@ -66,7 +66,7 @@ impl Sealed {
     fn open_met(&self, id: RecordId, record: Record) -> Record {
         let is_plain = |value: &Bytes| Sealing::of(value) == Sealing::Plain;
         if !is_plain(&record.head) && record.answer.as_ref().is_some_and(is_plain) {
-            self.keeper.seal_soon(id);
+            self.resealer.seal_soon(id);
         }
         self.open(id, record)
     }

@@ -15,7 +15,7 @@ use crate::store::deliveries::{
     Lane, NewDelivery, Pick, Sequence, Take, Taken, Turn, passed_over,
 };
 use crate::store::resealing::DeliveryValues;
-use crate::store::{Error, OriginId, rules};
+use crate::store::{Error, OriginId, lifecycle};
 
 /// How many lanes are looked at in one go, and how many deliveries of an unordered one.
 const MAX_STEPS: usize = 64;
@@ -140,7 +140,7 @@ impl Request for AcceptRequest {
         let stands = super::requests::sql::RECORD;
         let record =
             session.conn.prepare_cached(stands)?.query_row([id.0], |found| row::record(found, 0)).optional()?;
-        if let Some(record) = record.filter(|record| rules::is_live(record.state, record.until, now)) {
+        if let Some(record) = record.filter(|record| lifecycle::is_live(record.state, record.until, now)) {
             return Ok(Acceptance::Recorded { record, now });
         }
         let queued = select("", "WHERE d.id = ?1");

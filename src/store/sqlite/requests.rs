@@ -11,8 +11,8 @@ use super::session::Session;
 use super::writer::Request;
 use super::{row, schema};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::store::lifecycle::{self, RecordView, Transition};
 use crate::store::resealing::Values;
-use crate::store::rules::{self, RecordView, Transition};
 use crate::store::{Claim, End, Error, ErrorKind, LeaseRenewal, NewRecord, Settled};
 
 pub(super) struct ClaimRequest {
@@ -168,7 +168,7 @@ impl Request for SettleRequest {
         let from = found.map(|(_, current)| current.state);
         let seq = found.map(|(seq, _)| seq);
         let done = |until| Ok(Settled::Done { until });
-        match rules::settle(found.map(|(_, current)| current), self.attempt, &self.end, now) {
+        match lifecycle::settle(found.map(|(_, current)| current), self.attempt, &self.end, now) {
             Transition::Complete { until } => {
                 let values = params![seq, row::time(until), self.answer().map(|answer| &answer[..])];
                 session.conn.prepare_cached(sql::COMPLETE)?.execute(values)?;

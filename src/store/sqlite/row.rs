@@ -18,7 +18,7 @@ pub(super) fn span(span: Duration) -> i64 {
 }
 
 pub(super) fn state(state: State) -> i64 {
-    crate::store::rules::state_index(state) as i64
+    crate::store::lifecycle::state_index(state) as i64
 }
 
 pub(super) fn read_time(row: &Row<'_>, column: usize) -> rusqlite::Result<Timestamp> {

@@ -17,7 +17,7 @@ use super::{row, schema};
 use crate::idempotency::record::{RecordId, State, Timestamp};
 use crate::store::clock::Clock;
 use crate::store::deliveries::Turn;
-use crate::store::rules::{self, RecordView};
+use crate::store::lifecycle::{self, RecordView};
 use crate::store::{ErrorKind, OriginId};
 
 /// The log is copied into the database when it has so many pages, from 2 to 16 MiB: see [`Pace`].
@@ -244,11 +244,11 @@ impl Session {
     /// longer exist.
     pub(super) fn moved(&mut self, from: Option<State>, to: Option<State>, how_many: u64) {
         if let Some(from) = from {
-            let count = &mut self.counts[rules::state_index(from)];
+            let count = &mut self.counts[lifecycle::state_index(from)];
             *count = count.saturating_sub(how_many);
         }
         if let Some(to) = to {
-            self.counts[rules::state_index(to)] += how_many;
+            self.counts[lifecycle::state_index(to)] += how_many;
         }
     }
 

@@ -1,0 +1,168 @@
+//! A request that has claimed its key looks at the store a second time before it runs: another may have come first.
+
+use std::time::Duration;
+
+use super::delivery_context::DeliveryContext;
+use super::id_rotation::Standing;
+use super::protected::{ProtectedRequest, RETRY_SOON};
+use crate::http::problem::Problem;
+use crate::idempotency::record::{Attempt, RecordId, Timestamp};
+use crate::store::{Error, Store, deliveries};
+use crate::telemetry::outcome::Code;
+
+/// How long a delivery that was taken needs no second look. No other gate takes it in that time: see
+/// [`deliver`](crate::gate::delivery::deliver).
+const FRESH: Duration = Duration::from_secs(1);
+
+/// What could forbid a request to run whose claim stands.
+pub(in crate::gate) struct SecondLook {
+    /// Its id is of a former secret: nothing new is made under it.
+    is_former: bool,
+    /// Under which other ids the record of its key may stand.
+    others: Vec<RecordId>,
+    /// Deliveries may stand there as well.
+    accepts: bool,
+    delivery: Option<TakenDelivery>,
+}
+
+/// The delivery that a claim is for.
+#[derive(Clone, Copy)]
+struct TakenDelivery {
+    id: RecordId,
+    token: Attempt,
+    /// When it was taken.
+    at: Timestamp,
+}
+
+impl ProtectedRequest {
+    /// What to look at once its claim stands.
+    pub(in crate::gate) fn second_look(&self) -> SecondLook {
+        let taken = |kept: &DeliveryContext| TakenDelivery { id: self.id, token: kept.token, at: kept.taken_at };
+        SecondLook {
+            is_former: self.made_by > 0 && self.kept.is_none(),
+            others: self.other_ids(),
+            accepts: self.policy().accepts(),
+            delivery: self.kept.as_ref().map(taken),
+        }
+    }
+}
+
+impl SecondLook {
+    /// Finds nothing to look at.
+    pub(in crate::gate) fn nothing() -> Self {
+        Self { is_former: false, others: Vec::new(), accepts: false, delivery: None }
+    }
+
+    /// Whether a request whose claim was made at `claimed_at` may not run. Where the store does not say, it may not.
+    pub(in crate::gate) async fn forbids_claim(&self, store: &dyn Store, claimed_at: Timestamp) -> bool {
+        let is_fresh = |taken: &TakenDelivery| claimed_at >= taken.at && claimed_at.since(taken.at) < FRESH;
+        let delivery = self.delivery.filter(|taken| !is_fresh(taken));
+        self.is_former || self.forbids(store, delivery).await
+    }
+
+    /// The same for a claim that took the place of a record.
+    pub(in crate::gate) async fn forbids_supersede(&self, store: &dyn Store) -> bool {
+        self.forbids(store, self.delivery).await
+    }
+
+    async fn forbids(&self, store: &dyn Store, delivery: Option<TakenDelivery>) -> bool {
+        let look = async {
+            Ok::<_, Error>(
+                self.stands_under_other_id(store).await?
+                    || match delivery {
+                        Some(taken) => taken.is_gone(store).await?,
+                        None => false,
+                    },
+            )
+        };
+        look.await.unwrap_or_else(|error| {
+            tracing::debug!(%error, "the store does not say whether a claim may run");
+            true
+        })
+    }
+
+    /// Whether something stands under another id of its key that comes before it.
+    pub(in crate::gate) async fn stands_under_other_id(&self, store: &dyn Store) -> Result<bool, Error> {
+        for id in &self.others {
+            let comes_first = match Standing::of(store, *id, self.accepts).await? {
+                Some(Standing::Record(_)) => true,
+                // Of two deliveries, one must go on.
+                Some(Standing::Delivery) => self.delivery.is_none_or(|own| *id < own.id),
+                None => false,
+            };
+            if comes_first {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl TakenDelivery {
+    /// Whether it ended since it was taken: another gate may have delivered it when its hold was over, and its record may have
+    /// expired since. Or it was given up, or an operator discarded it.
+    async fn is_gone(&self, store: &dyn Store) -> Result<bool, Error> {
+        let found = deliveries::of(store)?.delivery(self.id).await?;
+        Ok(found.is_none_or(|delivery| delivery.token != self.token || delivery.is_dead()))
+    }
+}
+
+/// A request with the same key may have come first, under an id that was made with another secret; or another gate has
+/// delivered this one.
+pub(in crate::gate) fn other_id_first() -> Problem {
+    let detail = "another request with this key may have come first; nothing was sent; send this one again";
+    Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::store::deliveries::{Deliveries, Lane, NewDelivery};
+    use crate::store::memory::Memory;
+    use crate::store::{NewRecord, OriginId};
+
+    const OWN: RecordId = RecordId([2; 32]);
+
+    fn look(others: &[RecordId], token: u8) -> SecondLook {
+        let delivery = TakenDelivery { id: OWN, token: Attempt([token; 16]), at: Timestamp(5_000) };
+        SecondLook { is_former: false, others: others.to_vec(), accepts: true, delivery: Some(delivery) }
+    }
+
+    async fn accept(store: &Memory, id: RecordId, token: u8) {
+        let (head, request, body) = (Bytes::new(), Bytes::new(), Bytes::new());
+        let new = NewDelivery { token: Attempt([token; 16]), origin: OriginId(0), lane: Lane(0), head, request, body };
+        store.accept(id, new).await.unwrap();
+    }
+
+    /// A gate that was stopped for a while may find that another has delivered what it took.
+    #[tokio::test]
+    async fn a_delivery_that_was_taken_a_while_ago_is_looked_at_again() {
+        let store = Memory::new();
+        assert!(!look(&[], 1).forbids_claim(&store, Timestamp(5_999)).await, "nobody else can have taken it");
+        for late in [6_000, 4_999] {
+            assert!(look(&[], 1).forbids_claim(&store, Timestamp(late)).await, "it is gone");
+        }
+        assert!(look(&[], 1).forbids_supersede(&store).await);
+        accept(&store, OWN, 1).await;
+        assert!(!look(&[], 1).forbids_claim(&store, Timestamp(60_000)).await);
+        assert!(look(&[], 3).forbids_claim(&store, Timestamp(60_000)).await, "the request was accepted anew");
+    }
+
+    #[tokio::test]
+    async fn a_record_under_another_id_comes_first_and_of_deliveries_the_lowest_id() {
+        let store = Memory::new();
+        let (lower, higher) = (RecordId([1; 32]), RecordId([3; 32]));
+        accept(&store, higher, 3).await;
+        assert!(!look(&[higher], 1).stands_under_other_id(&store).await.unwrap());
+        assert!(SecondLook { delivery: None, ..look(&[higher], 1) }.stands_under_other_id(&store).await.unwrap());
+        accept(&store, lower, 1).await;
+        assert!(look(&[higher, lower], 1).stands_under_other_id(&store).await.unwrap());
+        let (minute, head) = (Duration::from_secs(60), Bytes::new());
+        let (lease, ttl, unknown_ttl) = (minute, minute, minute);
+        let fresh = NewRecord { attempt: Attempt([3; 16]), origin: OriginId(0), lease, ttl, unknown_ttl, head };
+        store.claim(higher, fresh).await.unwrap();
+        assert!(look(&[higher], 1).stands_under_other_id(&store).await.unwrap());
+    }
+}

@@ -1,0 +1,428 @@
+//! Accepts requests that are delivered later: each is durable before its client gets 202.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{deliver, request_status};
+use crate::gate::answer::Reply;
+use crate::gate::claim::delivery_context::DeliveryContext;
+use crate::gate::claim::protected::{ProtectedRequest, RETRY_SOON, digest};
+use crate::gate::claim::quota::{QuotaGrant, QuotaPermit};
+use crate::gate::claim::second_look::other_id_first;
+use crate::gate::pass::{no_room_for_request, spool_problem};
+use crate::gate::request::Head;
+use crate::gate::{Gate, RouteState};
+use crate::http::body::Body;
+use crate::http::prefer;
+use crate::http::problem::{Problem, whole_seconds};
+use crate::http::request_body::{Buffered, IN_MEMORY};
+use crate::http::usage::{Account, Usage};
+use crate::idempotency::codec::{self, AcceptedRequest, Details};
+use crate::idempotency::decide::{Decision, difference};
+use crate::idempotency::delivery::{Async, met_by_delivery};
+use crate::idempotency::fingerprint::Fingerprint;
+use crate::idempotency::identity::RecordIdHasher;
+use crate::idempotency::policy::Mode;
+use crate::idempotency::record::{Record, RecordId, Timestamp};
+use crate::idempotency::recovery::Recovery;
+use crate::route::Route;
+use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, Taken};
+use crate::store::{Error, RecordEntry, Store};
+use crate::telemetry::outcome::{Code, Outcome};
+
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+
+/// For how long, and after what pause, the store is asked again that did not say whether it keeps a request. A reload waits for that.
+const DOUBT: Duration = Duration::from_secs(2);
+const DOUBT_PAUSE: Duration = Duration::from_millis(200);
+
+/// What the store knows of a request that may be accepted.
+enum Known {
+    /// It is kept now.
+    Accepted,
+    /// It was accepted before, and its record may not be there yet.
+    Queued(Delivery),
+    /// There is a record of its key.
+    Recorded(Record, Timestamp),
+}
+
+impl ProtectedRequest {
+    /// The reply to a request that is accepted rather than run, or whose key belongs to one that was accepted. Nothing where it
+    /// is to run now.
+    pub(in crate::gate) async fn accepted(&self) -> Option<Reply> {
+        let policy = self.policy();
+        let prefers = || policy.r#async == Async::Allow && prefer::respond_async(&self.head.headers);
+        if policy.mode == Mode::Accept || prefers() {
+            return Some(self.accept().await);
+        }
+        if !policy.accepts() {
+            return None;
+        }
+        // Where the store does not say, it is asked for a claim next. A delivery that is not seen here finds that claim.
+        let looking = async {
+            match deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await? {
+                // Its answer may be there already.
+                Some(_) => self.look().await,
+                None => Ok(None),
+            }
+        };
+        match timeout(self.gate.settings.settle_timeout, looking).await {
+            Ok(Ok(Some(known))) => self.reply_to(known).await,
+            _ => None,
+        }
+    }
+
+    async fn accept(&self) -> Reply {
+        for _ in 0..3 {
+            let known = match timeout(self.gate.settings.settle_timeout, self.keep_or_find()).await {
+                Ok(Ok(known)) => known,
+                Ok(Err(problem)) => return self.problem(problem),
+                Err(_) => return self.problem(unkept()),
+            };
+            if let Some(reply) = self.reply_to(known).await {
+                return reply;
+            }
+        }
+        self.nothing_left()
+    }
+
+    /// Keeps it, if it may run, unless there is something of its key already.
+    async fn keep_or_find(&self) -> Result<Known, Problem> {
+        // Under an id of a former secret, nothing new is made: what it found there is gone since.
+        let barred = self.bar().or_else(|| (self.made_by > 0).then(other_id_first));
+        let permitted = match barred {
+            Some(problem) => Err(problem),
+            None => self.count().await,
+        };
+        match permitted {
+            // What may not run any more still gets what became of it.
+            Err(problem) => self.look().await.map_err(|error| self.not_accepted(&error))?.ok_or(problem),
+            Ok(permit) => {
+                let known = self.keep().await?;
+                if let (Known::Accepted, Some(permit)) = (&known, permit) {
+                    permit.spend();
+                }
+                Ok(known)
+            }
+        }
+    }
+
+    /// Takes a key from its caller's quota, where there is one.
+    async fn count(&self) -> Result<Option<QuotaPermit>, Problem> {
+        let counted = match self.take_from_quota() {
+            Ok(QuotaGrant::Permitted(permit)) => Ok(permit),
+            Ok(QuotaGrant::Unconfirmed(permit)) => permit.confirm().await.map(Some),
+            Err(wait) => Err(wait),
+        };
+        counted.or_else(|wait| self.quota_exceeded(wait).map_or(Ok(None), Err))
+    }
+
+    /// What the store knows of it already.
+    async fn look(&self) -> Result<Option<Known>, Error> {
+        let store = &*self.gate.shared.store;
+        if let Some(RecordEntry { record, now, .. }) = store.get(self.id).await?.filter(RecordEntry::is_live) {
+            return Ok(Some(Known::Recorded(record, now)));
+        }
+        Ok(deliveries::of(store)?.delivery(self.id).await?.map(Known::Queued))
+    }
+
+    /// Keeps it, unless there is a record or a delivery of its key.
+    async fn keep(&self) -> Result<Known, Problem> {
+        // Held until it is kept: a reload looks for what is kept before its rules take the place of these.
+        let retired = Arc::clone(&self.gate.shared.retired).read_owned().await;
+        if !self.may_claim(&retired) {
+            return Err(self.retired());
+        }
+        // A body that lies in a file is read back; a small one counts already.
+        let (party, length) = (|| self.party(), self.body.len());
+        let memory = Account::new(&self.gate.shared.usage.memory, Some(&party));
+        let memory = memory.acquire_or_half(if length > IN_MEMORY { length } else { 0 });
+        let memory = memory.ok_or_else(no_room_for_request)?;
+        let body = self.body.whole().await.map_err(|error| spool_problem(&self.gate, &error))?;
+        let new = self.new_delivery(body)?;
+        let store = &self.gate.shared.store;
+        // In a task of its own: if the client leaves, what the store does goes on.
+        let accepting = tokio::spawn(accept_surely(Arc::clone(store), self.id, new, (retired, memory)));
+        let accepted = accepting.await.map_err(|_| unkept())?;
+        match accepted.map_err(|error| self.not_accepted(&error))? {
+            Acceptance::Accepted => {
+                self.state.arrivals.notify_one();
+                // A retry finds out which of the two counts. This one stays: others may have got a 202 for it.
+                match self.second_look().stands_under_other_id(&**store).await {
+                    Ok(false) => Ok(Known::Accepted),
+                    Ok(true) => Err(unkept()),
+                    Err(error) => Err(self.not_accepted(&error)),
+                }
+            }
+            Acceptance::Queued(delivery) => Ok(Known::Queued(delivery)),
+            Acceptance::Recorded { record, now } => Ok(Known::Recorded(record, now)),
+        }
+    }
+
+    fn new_delivery(&self, body: Bytes) -> Result<NewDelivery, Problem> {
+        let caller = self.identifier.caller(&self.policy().scope, self.head.caller());
+        Ok(NewDelivery {
+            token: self.new_attempt()?,
+            origin: self.state.origin,
+            lane: Lane(i64::from_be_bytes(caller)),
+            head: self.record_head().with_details(&Details { is_accepted: true, ..self.details() }).encode(),
+            request: self.stored_request().encode(),
+            body,
+        })
+    }
+
+    /// What of it, but its body, is sent to the upstream later.
+    fn stored_request(&self) -> AcceptedRequest {
+        let peer = self.head.peer();
+        let mut headers = self.head.headers.clone();
+        // Where the fingerprint is made of it, the delivery must have what the client sent.
+        if !self.policy().fingerprint.headers.contains(&prefer::PREFER) {
+            prefer::remove_respond_async(&mut headers);
+        }
+        AcceptedRequest {
+            method: self.head.method.clone(),
+            target: self.head.uri.clone(),
+            version: self.head.version,
+            is_secure: peer.is_secure,
+            may_be_trusted: peer.may_be_trusted,
+            peer: peer.ip,
+            request: self.head.id,
+            key: self.key.clone(),
+            headers,
+            certificate: peer.certificate.clone().filter(|_| self.policy().scope.has_certificate()),
+        }
+    }
+
+    /// The reply; nothing where the store knows something else by now.
+    async fn reply_to(&self, known: Known) -> Option<Reply> {
+        Some(match known {
+            Known::Accepted => self.accepted_reply("queued"),
+            Known::Queued(delivery) => match self.is_retry_of(&delivery.head).await {
+                Ok(None) => self.accepted_reply(if delivery.is_dead() { "dead" } else { "queued" }),
+                Ok(Some(decision)) => self.reply(decision, None),
+                Err(problem) => self.problem(problem),
+            },
+            Known::Recorded(record, now) => match self.decide(&record, now).await {
+                Ok(decision @ Decision::InFlight(_)) => match self.is_queued().await {
+                    Ok(true) => self.accepted_reply("in-flight"),
+                    // Its delivery may have ended since the record was read.
+                    Ok(false) if self.is_gone(&record).await => return None,
+                    // This attempt is a client's own. If it is released, nothing delivers the request.
+                    Ok(false) => self.reply(decision, Some(record.until)),
+                    Err(problem) => self.problem(problem),
+                },
+                Ok(Decision::Supersede) => return self.tried_again(&record).await,
+                // Its delivery asks the upstream, and goes on by what that says.
+                Ok(Decision::Unknown | Decision::Probe) if matches!(self.policy().recovery, Recovery::Probe(_)) => {
+                    return self.tried_again(&record).await;
+                }
+                Ok(decision) => self.permitted_reply(decision, Some(record.until)).await,
+                Err(problem) => self.problem(problem),
+            },
+        })
+    }
+
+    /// Whether its key has no such record any more, as far as the store says.
+    async fn is_gone(&self, record: &Record) -> bool {
+        let found = timeout(self.gate.settings.settle_timeout, self.gate.shared.store.get(self.id)).await;
+        !matches!(found, Ok(Ok(Some(listed))) if listed.record.version() == record.version())
+    }
+
+    /// Whether it is delivered.
+    async fn is_queued(&self) -> Result<bool, Problem> {
+        let finding = async { deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await };
+        match timeout(self.gate.settings.settle_timeout, finding).await {
+            Ok(Ok(delivery)) => Ok(delivery.is_some_and(|delivery| !delivery.is_dead())),
+            Ok(Err(error)) => Err(self.not_accepted(&error)),
+            Err(_) => Err(unkept()),
+        }
+    }
+
+    /// The reply where the outcome is unknown and the route asks the upstream or makes another attempt, which is for its delivery to
+    /// do: if it is gone, or was given up, there is none.
+    async fn tried_again(&self, record: &Record) -> Option<Reply> {
+        let store = &*self.gate.shared.store;
+        let finding = async {
+            let delivery = deliveries::of(store)?.delivery(self.id).await?;
+            Ok((delivery, store.get(self.id).await?))
+        };
+        Some(match timeout(self.gate.settings.settle_timeout, finding).await {
+            Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => self.accepted_reply("queued"),
+            Ok(Ok((_, Some(RecordEntry { record: same, .. })))) if same.version() == record.version() => {
+                self.permitted_reply(Decision::Unknown, Some(record.until)).await
+            }
+            // The other attempt has just ended, or the record has expired.
+            Ok(Ok(_)) => return None,
+            Ok(Err(error)) => self.problem(self.not_accepted(&error)),
+            Err(_) => self.problem(unkept()),
+        })
+    }
+
+    /// What this request gets where it differs from the one with this head; nothing where it is a retry of it.
+    async fn is_retry_of(&self, head: &Bytes) -> Result<Option<Decision>, Problem> {
+        let Ok(head) = codec::Head::decode(head) else { return Ok(Some(Decision::Unreadable)) };
+        let is_same = self.is_of(&head).await?;
+        Ok(difference(is_same, head.proof.as_ref(), self.proof.as_ref()))
+    }
+
+    fn accepted_reply(&self, state: &'static str) -> Reply {
+        let location = request_status::path_of(self.id);
+        let document = json!({ "id": self.id.to_string(), "state": state, "status": location });
+        let mut response = Response::new(Body::full(document.to_string().into()));
+        *response.status_mut() = StatusCode::ACCEPTED;
+        let headers = response.headers_mut();
+        let wait = self.state.estimator.remaining(Duration::ZERO, self.timeout());
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
+        headers.insert(PREFERENCE_APPLIED, HeaderValue::from_static("respond-async"));
+        if let Ok(location) = HeaderValue::try_from(location) {
+            headers.insert(LOCATION, location);
+        }
+        self.gate.keyed(Reply::new(Outcome::Accepted, response))
+    }
+
+    fn not_accepted(&self, error: &Error) -> Problem {
+        tracing::debug!(%error, record = %self.id, route = &*self.state.name, "a request was not accepted");
+        unkept()
+    }
+}
+
+/// What is accepted is restored for its delivery, as a client would send it again.
+impl ProtectedRequest {
+    /// A record as this request meets it.
+    pub(in crate::gate) fn met<'a>(&self, record: &'a Record, now: Timestamp) -> Cow<'a, Record> {
+        match &self.kept {
+            Some(kept) => Cow::Owned(met_by_delivery(record, kept.accepted_at, now)),
+            None => Cow::Borrowed(record),
+        }
+    }
+
+    /// The request of a delivery; else how long to wait until it may be had.
+    pub(super) async fn of_delivery(
+        gate: &Arc<Gate>,
+        route: &Arc<Route>,
+        state: &Arc<RouteState>,
+        taken: &Taken,
+    ) -> Result<Self, Duration> {
+        let id = taken.delivery.id;
+        let unreadable = || deliver::unreadable(gate, id, &state.name);
+        let record = codec::Head::decode(&taken.delivery.head).map_err(|_| unreadable())?;
+        let stored = AcceptedRequest::decode(&taken.request).map_err(|_| unreadable())?;
+        let permit = gate.shared.usage.requests.acquire(1).map(Arc::new).ok_or(RETRY_SOON)?;
+        let (key, policy) = (stored.key.clone(), &route.policy);
+        let mut head = Head::accepted(stored, &gate.context).map_err(|_| unreadable())?;
+        if policy.scope.has_jwt_claims() {
+            gate.reread_jwt_claims(&mut head);
+        }
+        let memory = Account::from(&gate.shared.usage.memory);
+        let body = Usage::count_body_or_half(memory, taken.body.clone()).map(Buffered::of).ok_or(RETRY_SOON)?;
+        let recipe = record.fingerprint.recipe.clone();
+        let digest = digest(gate, &recipe, &head, &body).await.map_err(|_| RETRY_SOON)?;
+        // Whatever the rules are now: its client's retries found it under this id.
+        let is_made_by =
+            |identifier: &RecordIdHasher| identifier.id(&route.namespace, &policy.scope, head.caller(), &key) == id;
+        let made_by = gate.identifiers.all().position(is_made_by).unwrap_or_default();
+        let Delivery { token, accepted_at, .. } = taken.delivery;
+        let (head_of_record, timeout) = (taken.delivery.head.clone(), policy.deliver.timeout);
+        let unknown_ttl = record.details().unknown_ttl.unwrap_or(policy.unknown_ttl);
+        let kept =
+            DeliveryContext { head: head_of_record, timeout, token, unknown_ttl, accepted_at, taken_at: taken.now };
+        let identifier = gate.identifiers.all().nth(made_by).unwrap_or(&gate.identifiers.first).clone();
+        Ok(Self {
+            gate: Arc::clone(gate),
+            route: Arc::clone(route),
+            state: Arc::clone(state),
+            head,
+            body,
+            id,
+            identifier,
+            made_by,
+            key,
+            fingerprint: Fingerprint { recipe, digest },
+            kept: Some(kept),
+            is_unattended: true,
+            proof: record.proof,
+            began: Instant::now(),
+            going: Arc::new(gate.shared.requests.subscribe()),
+            _permit: permit,
+        })
+    }
+}
+
+/// Keeps a request under the rules that `permission` holds in force. While the store does not say whether it did, it is asked again
+/// for a while: the rules are not to change before that is known. Where the request may have run by then, its client has yet to ask.
+async fn accept_surely<T>(
+    store: Arc<dyn Store>,
+    id: RecordId,
+    new: NewDelivery,
+    permission: T,
+) -> Result<Acceptance, Error> {
+    let (began, mut in_doubt) = (Instant::now(), None);
+    loop {
+        let accepted = async { deliveries::of(&*store)?.accept(id, new.clone()).await }.await;
+        match (accepted, in_doubt.take()) {
+            (Err(error @ Error::Indeterminate(_)), _) if began.elapsed() < DOUBT => in_doubt = Some(error),
+            (Ok(Acceptance::Recorded { .. }), Some(error)) => return Err(error),
+            (accepted, _) => {
+                drop(permission);
+                return accepted;
+            }
+        }
+        sleep(DOUBT_PAUSE).await;
+    }
+}
+
+/// It may have been kept all the same: then a retry finds it.
+fn unkept() -> Problem {
+    let detail = "the request could not be kept for its delivery; send it again with the same key";
+    Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+    use tokio::sync::oneshot::error::TryRecvError;
+
+    use super::*;
+    use crate::idempotency::record::Attempt;
+    use crate::store::OriginId;
+    use crate::store::memory::Memory;
+    use crate::store::unreliable::{Fault, Operation, Unreliable};
+
+    fn delivery() -> NewDelivery {
+        let empty = Bytes::new;
+        let (token, origin, lane) = (Attempt([1; 16]), OriginId(1), Lane(0));
+        NewDelivery { token, origin, lane, head: empty(), request: empty(), body: empty() }
+    }
+
+    /// A reload that changes how keys are found looks for what is kept once it has the permission.
+    #[tokio::test(start_paused = true)]
+    async fn the_rules_may_change_only_once_it_is_known_whether_a_request_is_kept() {
+        for (faults, is_kept) in [
+            (vec![Fault::Delay(Duration::from_secs(60))], true),
+            (vec![Fault::LoseAnswer, Fault::LoseCall], true),
+            (vec![Fault::Refuse], false),
+        ] {
+            let store = Arc::new(Unreliable::new(Arc::new(Memory::new())));
+            store.script_for(Operation::Accept, faults);
+            let id = RecordId([1; 32]);
+            let (permission, mut released) = oneshot::channel::<()>();
+            let accepting = tokio::spawn(accept_surely(Arc::<Unreliable>::clone(&store), id, delivery(), permission));
+            tokio::task::yield_now().await;
+            while released.try_recv() == Err(TryRecvError::Empty) {
+                tokio::time::advance(Duration::from_millis(10)).await;
+            }
+            let found = store.deliveries().unwrap().delivery(id).await.unwrap();
+            assert_eq!(found.is_some(), is_kept);
+            assert_eq!(accepting.await.unwrap().is_ok(), is_kept);
+        }
+    }
+}

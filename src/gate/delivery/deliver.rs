@@ -1,0 +1,403 @@
+//! Delivers accepted requests: takes those that are due, and runs each under the claim of its key, as a client would that
+//! sends it again until it has its end.
+//!
+//! So a delivery needs no promise of its own. Where two gates take the same one, or one dies with it, the claim protocol sees
+//! to it that the request runs once.
+
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::circuit::{Allowance, Trial};
+use super::disposition::{Disposition, Tries};
+use crate::gate::claim::id_rotation::Standing;
+use crate::gate::claim::protected::ProtectedRequest;
+use crate::gate::{Gate, RouteState};
+use crate::idempotency::delivery::{Deliver, Order};
+use crate::idempotency::record::{RecordId, State};
+use crate::route::Route;
+use crate::store::deliveries::{self, Batch, Change, Delivery, DeliveryState, Held, Take, Taken};
+use crate::store::{Counting, Error, Origin, OriginId};
+
+/// For how long no gate takes a delivery again. It is prolonged while the attempt lasts.
+const HOLD: Duration = Duration::from_secs(10);
+
+/// How often to look for what is due, where nothing says that something is.
+const POLL: Duration = Duration::from_millis(500);
+
+/// How often to look, at most, whether a route has deliveries that accepts none any more.
+const LEFT_OVER: Duration = Duration::from_secs(30);
+
+/// How many deliveries, and bytes of them, to take at a time.
+const BATCH: usize = 64;
+const BATCH_BYTES: usize = 8 << 20;
+
+/// How long ends are gathered before a few deliveries are taken in their place, so that not each costs a call of its own.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// How long a delivery waits that this version cannot read.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
+
+/// The deliveries of one route at this gate.
+struct Lines {
+    /// How many are under way.
+    running: Arc<AtomicU32>,
+    /// When the next may begin, where the route has a rate.
+    next: Instant,
+    /// When the last were taken.
+    taken: Option<Instant>,
+}
+
+/// Counts a delivery as under way, and says when that is over.
+struct Running(Arc<AtomicU32>, Arc<Notify>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.1.notify_one();
+    }
+}
+
+/// Delivers until `stop` turns true; nothing begins any more when this returns, and what is under way goes on. `current` is the
+/// gate that serves.
+pub async fn deliver_accepted(
+    current: impl Fn() -> Arc<Gate> + Clone + Send + 'static,
+    mut stop: watch::Receiver<bool>,
+) {
+    let mut routes: HashMap<Arc<str>, tokio::task::AbortHandle> = HashMap::new();
+    let mut tasks = JoinSet::new();
+    let (mut left_over, mut looks) = (Vec::new(), Counting::at_least(LEFT_OVER));
+    let mut stranded = HashSet::new();
+    loop {
+        let gate = current();
+        if gate.shared.store.deliveries().is_none() {
+            return;
+        }
+        if let Some(found) = looks.unless_too_soon(gate.routes_with_deliveries()).await {
+            gate.warn_of_stranded(&found, &mut stranded);
+            left_over = found;
+        }
+        while tasks.try_join_next().is_some() {}
+        routes.retain(|_, task| !task.is_finished());
+        for route in gate.router.routes().iter().filter(|route| route.policy.mode.protects()) {
+            let has_left_over = || left_over.iter().any(|origin| origin.id() == gate.states[&route.name].origin);
+            if (route.policy.accepts() || has_left_over()) && !routes.contains_key(&route.name) {
+                let (current, name) = (current.clone(), Arc::clone(&route.name));
+                routes.insert(Arc::clone(&route.name), tasks.spawn(deliver_of(current, name)));
+            }
+        }
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => break,
+            () = sleep(POLL) => {}
+        }
+    }
+    // What was taken and did not begin is due again when its hold ends.
+    tasks.shutdown().await;
+}
+
+/// Delivers what a route accepted, until there is no such route.
+async fn deliver_of(current: impl Fn() -> Arc<Gate>, name: Arc<str>) {
+    let mut lines = Lines { running: Arc::default(), next: Instant::now(), taken: None };
+    loop {
+        let gate = current();
+        let Some(route) = gate.router.routes().iter().find(|route| route.name == name) else { return };
+        if !route.policy.mode.protects() {
+            return;
+        }
+        let state = &gate.states[&name];
+        let pause = lines.deliver(&gate, route, state).await;
+        if !pause.is_zero() {
+            tokio::select! {
+                biased;
+                () = state.arrivals.notified() => {}
+                () = sleep(pause) => {}
+            }
+        }
+    }
+}
+
+impl Lines {
+    /// Begins what is due and may begin; returns how long to wait, unless something happens.
+    async fn deliver(&mut self, gate: &Arc<Gate>, route: &Arc<Route>, state: &Arc<RouteState>) -> Duration {
+        let policy = &route.policy.deliver;
+        if let Some(rate) = policy.rate {
+            // The rate may have been lower.
+            self.next = self.next.min(Instant::now() + rate.gap());
+        }
+        // A route without a due delivery must not keep the trial from others: it is given back, and taken again below.
+        let Allowance { count: limit, trial } = self.allow(policy, state);
+        let is_trial = trial.is_some();
+        drop(trial);
+        if limit == 0 {
+            // The end of one that is under way on this route wakes this up sooner.
+            let wait = self.next.saturating_duration_since(Instant::now());
+            return if wait.is_zero() { POLL } else { wait.min(POLL) };
+        }
+        let gathering = self.gathering(policy, limit);
+        if !gathering.is_zero() {
+            return gathering;
+        }
+        let take = Take {
+            origin: state.origin,
+            limit: limit as usize,
+            max_bytes: BATCH_BYTES,
+            hold: HOLD,
+            is_ordered: policy.order == Order::Scope,
+        };
+        let taking = async { deliveries::of(&*gate.shared.store)?.take_due(take).await };
+        let batch = match timeout(HOLD / 2, taking).await {
+            Ok(Ok(batch)) => batch,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, route = &*state.name, "the store failed while deliveries were taken");
+                return 2 * POLL;
+            }
+            Err(_) => return 2 * POLL,
+        };
+        let Batch { taken, is_more, next_due_in } = batch;
+        let count = taken.len() as u32;
+        self.taken = Some(Instant::now()).filter(|_| count > 0);
+        if let Some(rate) = policy.rate {
+            self.next = self.next.max(Instant::now()) + rate.gap().saturating_mul(count);
+        }
+        for taken in taken {
+            let trial = is_trial.then(|| state.circuit.allow(1).trial).flatten();
+            self.running.fetch_add(1, Ordering::AcqRel);
+            let running = Running(Arc::clone(&self.running), Arc::clone(&state.arrivals));
+            let delivering = Arc::clone(gate).deliver(Arc::clone(route), Arc::clone(state), taken, running, trial);
+            tokio::spawn(Box::pin(delivering));
+        }
+        if is_more && count > 0 {
+            Duration::ZERO
+        } else {
+            next_due_in.unwrap_or(POLL).clamp(Duration::from_millis(1), POLL)
+        }
+    }
+
+    /// How long to wait for more room, where there is little and some has just been filled.
+    fn gathering(&self, policy: &Deliver, limit: u32) -> Duration {
+        let is_little = limit < policy.concurrency.min(BATCH as u32).div_ceil(4);
+        let since = self.taken.filter(|_| is_little && policy.rate.is_none());
+        since.map_or(Duration::ZERO, |since| GATHER.saturating_sub(since.elapsed()))
+    }
+
+    /// How many may begin now.
+    fn allow(&self, policy: &Deliver, state: &RouteState) -> Allowance {
+        let running = self.running.load(Ordering::Acquire);
+        let free = policy.concurrency.saturating_sub(running).min(BATCH as u32);
+        state.circuit.allow(match policy.rate {
+            // One at a time, so that they are spread evenly.
+            Some(_) if self.next > Instant::now() => 0,
+            Some(_) => free.min(1),
+            None => free,
+        })
+    }
+}
+
+impl Gate {
+    /// The routes of this service that have deliveries, whether they accept any more or not; nothing where the store fails.
+    async fn routes_with_deliveries(&self) -> Option<Vec<Origin>> {
+        let counting = async { deliveries::of(&*self.shared.store)?.count_deliveries().await };
+        let counts = match timeout(HOLD, counting).await {
+            Ok(Ok(counts)) => counts,
+            _ => return None,
+        };
+        let own = counts.into_iter().filter(|count| count.queued > 0).filter_map(|count| count.origin);
+        Some(own.filter(|origin| origin.service == self.settings.service).collect())
+    }
+
+    /// Logs which routes have deliveries that this gate does not deliver: once for each, until it does.
+    fn warn_of_stranded(&self, with_deliveries: &[Origin], known: &mut HashSet<OriginId>) {
+        let delivers = |origin: OriginId| {
+            let mut delivering = self.router.routes().iter().filter(|route| route.policy.mode.protects());
+            delivering.any(|route| self.states[&route.name].origin == origin)
+        };
+        known.retain(|known| with_deliveries.iter().any(|origin| origin.id() == *known) && !delivers(*known));
+        for origin in with_deliveries.iter().filter(|origin| !delivers(origin.id())) {
+            if known.insert(origin.id()) {
+                tracing::warn!(
+                    route = &*origin.route,
+                    namespace = &*origin.namespace,
+                    "accepted requests of a route wait: this gate has no route of that name and namespace that protects or accepts \
+                     requests; give one this name and namespace until they are delivered, or purge them"
+                );
+            }
+        }
+    }
+
+    async fn deliver(
+        self: Arc<Self>,
+        route: Arc<Route>,
+        state: Arc<RouteState>,
+        taken: Taken,
+        running: Running,
+        trial: Option<Trial>,
+    ) {
+        // A shutdown waits for it.
+        let going = self.shared.requests.subscribe();
+        let (id, held) = (taken.delivery.id, taken.held());
+        let disposition = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
+            Ok(request) => match request.comes_before().await {
+                // An attempt in flight may yet be released. The claim finds out.
+                Ok(None | Some(Standing::Record(State::InFlight))) => {
+                    let age = taken.now.since(taken.delivery.queued_at);
+                    let trying = self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age });
+                    tokio::select! {
+                        biased;
+                        disposition = trying => disposition,
+                        never = self.prolong(held) => match never {},
+                    }
+                }
+                Ok(Some(Standing::Record(State::Unknown))) => Ok(Disposition::outcome_unknown()),
+                Ok(Some(Standing::Record(State::Completed) | Standing::Delivery)) => Ok(Disposition::Done),
+                Err(error) => Err(error),
+            },
+            Err(pause) => Ok(Disposition::Wait(pause)),
+        };
+        drop(trial);
+        let changed = match disposition {
+            Ok(disposition) => {
+                let change = change_of(disposition, &route);
+                if let Change::Park { note, .. } = &change {
+                    let reason = String::from_utf8_lossy(note);
+                    let route = &*state.name;
+                    tracing::warn!(record = %id, route, %reason, "an accepted request is not delivered any more");
+                }
+                self.change_delivery(held, change).await
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = changed {
+            // It is due again when its hold ends, and its record says what became of it.
+            tracing::debug!(%error, record = %id, "the store failed at the end of a delivery");
+        }
+        drop(running);
+        drop(going);
+    }
+
+    /// Prolongs a hold again and again. Where that fails, another gate may take the delivery: it finds the claim of the attempt.
+    async fn prolong(&self, mut held: Held) -> Infallible {
+        loop {
+            sleep(HOLD / 2).await;
+            let change = Change::Postpone { delay: HOLD, is_attempt: false, note: None };
+            let prolonged = async {
+                let queue = deliveries::of(&*self.shared.store)?;
+                queue.change(held, change).await?;
+                queue.delivery(held.id).await
+            };
+            match prolonged.await {
+                Ok(Some(Delivery { token, state: DeliveryState::Queued { due }, .. }))
+                    if token == held.token && due <= held.until.plus(2 * HOLD) =>
+                {
+                    held.until = due;
+                }
+                // The hold had ended, and another gate has pauses of its own; or it is over.
+                Ok(_) => pending().await,
+                Err(error) => tracing::debug!(%error, record = %held.id, "the store failed to prolong a hold"),
+            }
+        }
+    }
+
+    async fn change_delivery(&self, mut held: Held, change: Change) -> Result<(), Error> {
+        let queue = deliveries::of(&*self.shared.store)?;
+        for _ in 0..3 {
+            if queue.change(held, change.clone()).await? {
+                break;
+            }
+            // The hold was prolonged; or it ended, and another gate has one that is as good.
+            match queue.delivery(held.id).await? {
+                Some(delivery) if delivery.token == held.token => match delivery.state {
+                    DeliveryState::Queued { due } => held.until = due,
+                    DeliveryState::Dead { .. } => break,
+                },
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn change_of(disposition: Disposition, route: &Route) -> Change {
+    match disposition {
+        Disposition::Done => Change::Finish,
+        Disposition::Wait(delay) => Change::Postpone { delay, is_attempt: false, note: None },
+        Disposition::Again { pause, note } => {
+            Change::Postpone { delay: pause, is_attempt: true, note: Some(note.into()) }
+        }
+        Disposition::GiveUp { is_attempt, note } => {
+            Change::Park { ttl: route.policy.unknown_ttl, is_attempt, note: Bytes::from(note) }
+        }
+    }
+}
+
+/// The pause of a delivery that cannot be read.
+pub(super) fn unreadable(gate: &Gate, record: RecordId, route: &str) -> Duration {
+    if let Some(others) = gate.shared.unreadable.due() {
+        tracing::error!(%record, route, others, "an accepted request is in a format that this version cannot read");
+    }
+    UNREADABLE_PAUSE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::tests::{gate_on, route};
+    use crate::idempotency::delivery::DeliveryRate;
+    use crate::idempotency::policy::Mode;
+    use crate::idempotency::record::{Attempt, Timestamp};
+    use crate::store::deliveries::{Lane, NewDelivery};
+    use crate::store::memory::Memory;
+
+    fn route_with(rate: &str) -> Arc<Route> {
+        let mut route = route("orders", Mode::Accept, "host");
+        route.policy.deliver.rate = Some(rate.parse::<DeliveryRate>().unwrap());
+        Arc::new(route)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_lasts_as_long_as_the_attempt() {
+        let began = Instant::now();
+        let store = Memory::with_clock(Arc::new(move || Timestamp(1_000_000).plus(began.elapsed())));
+        let gate = gate_on(store, Vec::new());
+        let queue = gate.shared.store.deliveries().unwrap();
+        let (id, token, origin) = (RecordId([1; 32]), Attempt([1; 16]), OriginId(1));
+        let (head, request, body) = (Bytes::new(), Bytes::new(), Bytes::new());
+        queue.accept(id, NewDelivery { token, origin, lane: Lane(0), head, request, body }).await.unwrap();
+        let take = || queue.take_due(Take { origin, limit: 1, max_bytes: 1, hold: HOLD, is_ordered: false });
+        let taken = take().await.unwrap().taken.remove(0);
+        let attempt = async {
+            for _ in 0..60 {
+                sleep(Duration::from_secs(1)).await;
+                assert!(take().await.unwrap().taken.is_empty(), "{:?}", began.elapsed());
+            }
+        };
+        tokio::select! {
+            biased;
+            () = attempt => {}
+            never = gate.prolong(taken.held()) => match never {},
+        }
+        // The gate of the attempt dies.
+        sleep(HOLD).await;
+        assert_eq!(take().await.unwrap().taken.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_that_is_raised_does_not_wait_out_the_old_one() {
+        let gate = gate_on(Memory::new(), vec![Route::clone(&route_with("1/h"))]);
+        let state = &gate.states["orders"];
+        let mut lines =
+            Lines { running: Arc::default(), next: Instant::now() + Duration::from_secs(3600), taken: None };
+        lines.deliver(&gate, &route_with("1/h"), state).await;
+        assert!(lines.next > Instant::now() + Duration::from_secs(3000));
+        lines.deliver(&gate, &route_with("100/s"), state).await;
+        assert!(lines.next <= Instant::now() + Duration::from_millis(10));
+    }
+}

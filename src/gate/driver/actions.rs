@@ -1,0 +1,498 @@
+//! Carries out the actions of the claim protocol: calls the store, follows the leader, runs the attempt, answers the client.
+
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedRwLockReadGuard, watch};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::gate::answer::Client;
+use crate::gate::claim::attempt;
+use crate::gate::claim::attempt::Attempted;
+use crate::gate::claim::protected::ProtectedRequest;
+use crate::gate::claim::quota::QuotaPermit;
+use crate::gate::claim::second_look::SecondLook;
+use crate::gate::claim::single_flight::{Follower, Leader, Progress, Released, Role, Running};
+use crate::gate::inquiry::probe::{ProbeLock, Probed};
+use crate::gate::shared::{RulesDigest, Shared};
+use crate::http::problem::Problem;
+use crate::http::usage::{Account, Permit};
+use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, Settlement};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::store::{Claim, End, Error, NewRecord, RecordEntry, Settled};
+use crate::telemetry::notes::Notes;
+
+mod following;
+mod permitting;
+mod records;
+mod replies;
+
+/// The result of an operation.
+enum Done {
+    Followed(Follower, Option<Progress>),
+    FollowedToEnd(Option<Progress>),
+    Permitted(Permission),
+    Counted(Result<QuotaPermit, Duration>, Permission),
+    Claimed(Result<Claim, Error>),
+    Superseded(Result<bool, Error>),
+    /// The claim stands, and the request may not run: see [`SecondLook`].
+    Elsewhere,
+    Looked(Result<Option<RecordEntry>, Error>),
+    Locked(Result<Option<ProbeLock>, Error>),
+    Probed(Box<Probed>),
+    Attempted(Box<Attempted>),
+    Settled(Result<Settled, Error>),
+    Changed,
+    Paused(Event),
+}
+
+/// The configuration does not change while it is held; it lists the identity rules that are no longer in force.
+type Permission = OwnedRwLockReadGuard<Vec<RulesDigest>>;
+
+/// An action needs what no action before it has left: a bug. Nothing more can be done for the request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Missing(&'static str);
+
+/// Carries out the actions of one request's claim protocol.
+pub(super) struct ActionExecutor {
+    shared: Arc<Shared>,
+    id: RecordId,
+    began: Instant,
+    /// Until it is answered, or its attempt is settled. A claim that is given up goes on without it.
+    request: Option<Arc<ProtectedRequest>>,
+    client: Option<Client>,
+    /// The operation under way. Its end is an event.
+    operation: Pin<Box<dyn Future<Output = Done> + Send>>,
+    leader: Option<Leader>,
+    follower: Option<Follower>,
+    permission: Option<Permission>,
+    /// The key that it took from a quota, until it is spent on an attempt.
+    quota_permit: Option<QuotaPermit>,
+    /// The record that it claims.
+    fresh: Option<NewRecord>,
+    /// Its place among those that wait.
+    place: Option<Permit>,
+    /// What the store had, or that it had nothing.
+    found: Option<(Record, Timestamp)>,
+    /// What the leader's attempt left.
+    released: Option<Arc<Released>>,
+    problem: Option<Problem>,
+    /// The right to ask the upstream about the record.
+    lock: Option<ProbeLock>,
+    /// What the upstream said of it.
+    probed: Option<Box<Probed>>,
+    attempted: Option<Box<Attempted>>,
+    settled: Option<Settled>,
+    /// A claim failed like this.
+    error: Option<Error>,
+    is_told_of_shutdown: bool,
+    /// A shutdown waits for it.
+    _going: Arc<watch::Receiver<()>>,
+}
+
+impl ActionExecutor {
+    pub(super) fn new(request: ProtectedRequest, client: Client) -> Self {
+        Self {
+            shared: Arc::clone(&request.gate.shared),
+            id: request.id,
+            began: request.began,
+            _going: Arc::clone(&request.going),
+            request: Some(Arc::new(request)),
+            client: Some(client),
+            operation: Box::pin(pending()),
+            leader: None,
+            follower: None,
+            permission: None,
+            quota_permit: None,
+            fresh: None,
+            place: None,
+            found: None,
+            released: None,
+            problem: None,
+            lock: None,
+            probed: None,
+            attempted: None,
+            settled: None,
+            error: None,
+            is_told_of_shutdown: false,
+        }
+    }
+
+    pub(super) fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Begins an action. Returns the event that follows at once, if one does.
+    pub(super) fn begin(&mut self, action: Action) -> Result<Option<Event>, Missing> {
+        let shared = &self.shared;
+        match action {
+            Action::Join => {
+                return Ok(Some(match shared.single_flight.join(self.id) {
+                    Role::Leader(leader) => {
+                        self.leader = Some(leader);
+                        Event::Leads
+                    }
+                    Role::Follower(follower) => {
+                        self.follower = Some(follower);
+                        Event::Follows
+                    }
+                }));
+            }
+            Action::Follow => {
+                let mut follower = needed(self.follower.take(), FOLLOWER)?;
+                self.operate(async move {
+                    let progress = follower.joined().await;
+                    Done::Followed(follower, progress)
+                });
+            }
+            Action::FollowToEnd => {
+                let mut follower = needed(self.follower.take(), FOLLOWER)?;
+                self.operate(async move { Done::FollowedToEnd(follower.ended().await) });
+            }
+            Action::Permit => return self.permit(),
+            Action::Claim => {
+                let (store, id) = (Arc::clone(&shared.store), self.id);
+                let fresh = needed(self.fresh.clone(), FRESH)?;
+                let second_look = self.second_look();
+                self.ask_store(async move {
+                    match store.claim(id, fresh).await {
+                        Ok(Claim::Inserted(at)) if second_look.forbids_claim(&*store, at).await => Done::Elsewhere,
+                        claimed => Done::Claimed(claimed),
+                    }
+                });
+            }
+            Action::Supersede(seen) => {
+                let (store, id) = (Arc::clone(&shared.store), self.id);
+                let fresh = needed(self.fresh.clone(), FRESH)?;
+                let second_look = self.second_look();
+                self.ask_store(async move {
+                    match store.supersede(id, seen, fresh).await {
+                        Ok(true) if second_look.forbids_supersede(&*store).await => Done::Elsewhere,
+                        superseded => Done::Superseded(superseded),
+                    }
+                });
+            }
+            Action::Look => {
+                let (store, id) = (Arc::clone(&shared.store), self.id);
+                self.ask_store(async move { Done::Looked(store.get(id).await) });
+            }
+            Action::Run => {
+                let (request, attempt) = (Arc::clone(needed(self.request.as_ref(), REQUEST)?), self.attempt()?);
+                // An attempt before it has left the client to this one.
+                let is_again = self.attempted.is_some();
+                let waits =
+                    self.client.take().or_else(|| self.attempted.take().and_then(|before| before.into_client()));
+                let client = needed(waits, CLIENT)?;
+                self.quota_permit.take().into_iter().for_each(QuotaPermit::spend);
+                self.operate(async move {
+                    Done::Attempted(Box::new(attempt::run(request, attempt, client, is_again).await))
+                });
+            }
+            Action::Settle => {
+                let end = needed(self.attempted.as_ref(), ATTEMPTED)?.end.clone();
+                self.settled = None;
+                self.settle(end)?;
+            }
+            Action::Pause(pause) => {
+                let mut abandon = shared.abandon.subscribe();
+                self.operate(async move {
+                    tokio::select! {
+                        biased;
+                        _ = abandon.wait_for(|abandon| *abandon) => Done::Paused(Event::ShuttingDown),
+                        () = sleep(pause) => Done::Paused(Event::Resumed),
+                    }
+                });
+            }
+            Action::Reclaim => {
+                let request = needed(self.request.as_ref(), REQUEST)?;
+                let Some(Settled::Done { until }) = self.settled else { return Err(Missing(HELD)) };
+                let seen = Version { attempt: self.attempt()?, state: State::Unknown, until };
+                let fresh = match request.fresh() {
+                    Ok(fresh) => fresh,
+                    Err(problem) => return Ok(Some(self.failed(problem))),
+                };
+                self.fresh = Some(fresh.clone());
+                let (store, id) = (Arc::clone(&shared.store), self.id);
+                // The record that it replaces has stood since this request claimed: none stands elsewhere.
+                self.ask_store(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
+            }
+            Action::Withdraw => {
+                self.permission = None;
+                self.settle(End::Release)?;
+            }
+            Action::LockProbe => {
+                let (id, fresh) = match needed(self.request.as_ref(), REQUEST)?.probe_lock() {
+                    Ok(lock) => lock,
+                    Err(problem) => return Ok(Some(self.failed(problem))),
+                };
+                let store = Arc::clone(&shared.store);
+                self.operate(async move { Done::Locked(ProbeLock::take(store, id, fresh).await) });
+            }
+            Action::ShareProbing => {
+                let request = needed(self.request.as_ref(), REQUEST)?;
+                let probing = Running::probing(self.unknown()?, request.fingerprint.clone(), request.proof);
+                needed(self.leader.as_ref(), LEADER)?.running(probing);
+            }
+            Action::Probe => {
+                let request = Arc::clone(needed(self.request.as_ref(), REQUEST)?);
+                self.operate(async move { Done::Probed(Box::new(request.probe().await)) });
+            }
+            Action::Recover => {
+                let policy = needed(self.request.as_ref(), REQUEST)?.policy();
+                let end = needed(self.probed.as_ref(), PROBED)?.end(policy);
+                let (store, id, attempt) = (Arc::clone(&shared.store), self.id, self.unknown()?);
+                let end = needed(end, PROBED)?;
+                self.ask_store(async move { Done::Settled(store.settle(id, attempt, end).await) });
+            }
+            Action::AcquireWaitSlot => {
+                let request = needed(self.request.as_ref(), REQUEST)?;
+                self.place = Account::new(&shared.usage.waiting, Some(&|| request.party())).acquire(1);
+                return Ok(Some(if self.place.is_some() { Event::WaitSlotAcquired } else { Event::WaitSlotsFull }));
+            }
+            Action::Watch => {
+                let (store, id) = (Arc::clone(&shared.store), self.id);
+                self.operate(async move {
+                    store.changed(id).await;
+                    Done::Changed
+                });
+            }
+            Action::ShareRunning { since } => self.share_running(since)?,
+            Action::ShareFound => {
+                // A record stands: nothing new is claimed.
+                (self.permission, self.quota_permit) = (None, None);
+                let leader = needed(self.leader.take(), LEADER)?;
+                match self.found.take() {
+                    Some((record, now)) => leader.found(record, now),
+                    None => leader.absent(),
+                }
+            }
+            Action::ShareEnd => {
+                let leader = needed(self.leader.take(), LEADER)?;
+                match self.attempted.as_mut().and_then(|attempted| attempted.released.take()) {
+                    Some(released) => leader.released(released),
+                    None => drop(leader),
+                }
+            }
+            Action::Leave => (self.permission, self.quota_permit, self.leader) = (None, None, None),
+            Action::Reply(outcome) => self.reply(outcome)?,
+        }
+        Ok(None)
+    }
+
+    /// Logs that the request cannot go on. Its client gets `outcome-unknown`, and so does a retry once the lease of the claim
+    /// has passed.
+    pub(super) fn give_up(self, Missing(what): &Missing) {
+        tracing::error!(record = %self.id, what, "a request cannot go on: this is a bug in oncegate");
+    }
+
+    /// The attempt of the unknown record that was found.
+    fn unknown(&self) -> Result<Attempt, Missing> {
+        needed(self.found.as_ref(), FOUND).map(|(record, _)| record.attempt)
+    }
+
+    fn attempt(&self) -> Result<Attempt, Missing> {
+        needed(self.fresh.as_ref(), FRESH).map(|fresh| fresh.attempt)
+    }
+
+    /// The next event.
+    pub(super) async fn next(&mut self, protocol: &Protocol) -> Event {
+        let deadline = protocol.timeout().and_then(|age| self.began.checked_add(age));
+        let waits = protocol.is_waiting();
+        let done = {
+            let client = self.client.as_mut().filter(|_| waits);
+            let left = async { if let Some(client) = client { client.gone().await } else { pending().await } };
+            let due = async { if let Some(at) = deadline { sleep_until(at).await } else { pending().await } };
+            let is_told = self.is_told_of_shutdown;
+            let abandon = (waits && !is_told).then(|| self.shared.abandon.subscribe());
+            let shutdown = async {
+                match abandon {
+                    Some(mut abandon) => drop(abandon.wait_for(|abandon| *abandon).await),
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = left => return Event::ClientLeft,
+                done = self.operation.as_mut() => done,
+                () = shutdown => {
+                    self.is_told_of_shutdown = true;
+                    return Event::ShuttingDown;
+                }
+                () = due => return Event::Timeout,
+            }
+        };
+        self.operation = Box::pin(pending());
+        self.observe(done, protocol.failures()).await
+    }
+
+    /// What the end of an operation means. Store calls have failed so many times before.
+    async fn observe(&mut self, done: Done, failures: u32) -> Event {
+        match done {
+            Done::Permitted(permission) => self.permitted(permission),
+            Done::Counted(Ok(permit), permission) => {
+                self.quota_permit = Some(permit);
+                self.permitted(permission)
+            }
+            Done::Counted(Err(wait), _) => self.quota_exceeded(wait),
+            Done::Changed => Event::Changed,
+            Done::Paused(event) => event,
+            Done::Followed(follower, progress) => match self.met(follower, progress).await {
+                Ok(followed) => Event::Followed(followed),
+                Err(problem) => self.failed(problem),
+            },
+            Done::FollowedToEnd(Some(Progress::Released(released))) => {
+                self.released = Some(released);
+                Event::Followed(Followed::Released { is_same: true })
+            }
+            Done::FollowedToEnd(_) => Event::Followed(Followed::Gone),
+            Done::Elsewhere => Event::Elsewhere,
+            Done::Claimed(Ok(claim)) => {
+                self.answered("claim", failures);
+                match claim {
+                    Claim::Inserted(_) => self.unless_barred(Event::Claimed),
+                    Claim::Exists { record, now } => {
+                        // It is certain that nothing is claimed: a reload need not wait for the comparison.
+                        self.permission = None;
+                        self.view(record, now).await.map_or_else(|problem| self.failed(problem), Event::Exists)
+                    }
+                }
+            }
+            Done::Superseded(Ok(is_superseded)) => {
+                self.answered("supersede", failures);
+                // No reaper sees the lease of an attempt that another takes the place of.
+                let was_in_flight = |(record, _): &(Record, Timestamp)| record.state == State::InFlight;
+                if is_superseded && self.attempted.is_none() && self.found.as_ref().is_some_and(was_in_flight) {
+                    self.request.iter().for_each(|request| request.state.metrics.lease_expired());
+                }
+                if is_superseded { self.unless_barred(Event::Claimed) } else { Event::NotSuperseded }
+            }
+            Done::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),
+            Done::Superseded(Err(error)) => self.claim_failed(error, "supersede", failures),
+            Done::Looked(Ok(None)) => {
+                self.found = None;
+                Event::Looked(None)
+            }
+            Done::Looked(Ok(Some(RecordEntry { record, now, .. }))) => match self.view(record, now).await {
+                Ok(view) => Event::Looked(Some(view)),
+                Err(problem) => self.failed(problem),
+            },
+            Done::Looked(Err(error)) => {
+                tracing::debug!(%error, record = %self.id, "the store failed a request that waits");
+                Event::StoreFailed { in_doubt: false }
+            }
+            Done::Locked(Ok(Some(lock))) => {
+                self.lock = Some(lock);
+                Event::ProbeLocked
+            }
+            Done::Locked(Ok(None)) => Event::ProbeTaken,
+            Done::Locked(Err(error)) => {
+                tracing::debug!(%error, record = %self.id, "the right to ask the upstream could not be taken");
+                Event::StoreFailed { in_doubt: false }
+            }
+            Done::Probed(probed) => {
+                let finding = probed.finding;
+                self.probed = Some(probed);
+                Event::Probed(finding)
+            }
+            Done::Attempted(attempted) => {
+                let is_lost = attempted.may_be_sent_again();
+                self.attempted = Some(attempted);
+                if is_lost { Event::AttemptLost } else { Event::AttemptEnded }
+            }
+            Done::Settled(Ok(settled)) => {
+                self.answered("settle", failures);
+                if let Some(attempted) = &mut self.attempted {
+                    attempted.record = None;
+                }
+                let settled = self.held_before(settled);
+                let settlement = match &settled {
+                    Settled::Done { .. } => Settlement::Done,
+                    Settled::NotCurrent { record } => self.superseded(record.as_ref()),
+                };
+                self.settled = Some(settled);
+                Event::Settled(settlement)
+            }
+            Done::Settled(Err(error)) => {
+                self.failed_again(&error, "settle", failures);
+                Event::StoreFailed { in_doubt: true }
+            }
+        }
+    }
+
+    /// What to look at once its claim stands. A request whose client was answered runs nothing.
+    fn second_look(&self) -> SecondLook {
+        self.request.as_ref().map_or_else(SecondLook::nothing, |request| request.second_look())
+    }
+
+    /// The same of what is asked of the store.
+    fn ask_store(&mut self, operation: impl Future<Output = Done> + Send + 'static) {
+        let notes = self.request.as_ref().and_then(|request| request.head.notes.as_ref());
+        match notes.map(Notes::asks_store) {
+            Some(timing) => self.operate(async move {
+                let done = operation.await;
+                drop(timing);
+                done
+            }),
+            None => self.operate(operation),
+        }
+    }
+
+    fn operate(&mut self, operation: impl Future<Output = Done> + Send + 'static) {
+        self.operation = Box::pin(operation);
+    }
+
+    fn share_running(&mut self, since: Duration) -> Result<(), Missing> {
+        // What it met before it ran is not needed any more.
+        (self.permission, self.found, self.released, self.lock) = (None, None, None, None);
+        let request = needed(self.request.as_ref(), REQUEST)?;
+        let (attempt, lease) = (self.attempt()?, request.policy().lease);
+        let asked = self.began + since;
+        let running = Running::new(attempt, request.fingerprint.clone(), request.proof, lease, asked);
+        needed(self.leader.as_ref(), LEADER)?.running(running);
+        Ok(())
+    }
+
+    fn settle(&mut self, end: End) -> Result<(), Missing> {
+        let (store, id, attempt) = (Arc::clone(&self.shared.store), self.id, self.attempt()?);
+        self.ask_store(async move { Done::Settled(store.settle(id, attempt, end).await) });
+        Ok(())
+    }
+
+    fn failed(&mut self, problem: Problem) -> Event {
+        self.problem = Some(problem);
+        Event::Failed
+    }
+
+    /// Answers the client.
+    fn reply(&mut self, outcome: Reply) -> Result<(), Missing> {
+        if let Reply::Attempted(_) = outcome {
+            let (request, attempted) = (self.request.as_ref(), self.attempted.as_mut());
+            attempt::conclude(needed(request, REQUEST)?, needed(attempted, ATTEMPTED)?, self.settled.as_ref());
+            return Ok(());
+        }
+        self.reply_without_attempt(outcome)
+    }
+
+    /// The store has answered a claim or a settlement.
+    fn answered(&mut self, what: &'static str, failures: u32) {
+        if failures > 0 {
+            tracing::debug!(record = %self.id, what, "the store has answered after all");
+        }
+    }
+}
+
+fn needed<T>(piece: Option<T>, name: &'static str) -> Result<T, Missing> {
+    piece.ok_or(Missing(name))
+}
+
+const REQUEST: &str = "a request that is not answered";
+const CLIENT: &str = "a client that is not answered";
+const FRESH: &str = "a record to claim";
+const LEADER: &str = "the leadership of the key";
+const FOLLOWER: &str = "a leader to follow";
+const HELD: &str = "the version of the record that was held";
+const FOUND: &str = "a record that was found";
+const PROBED: &str = "the upstream's answer to a probe";
+const ATTEMPTED: &str = "an attempt that has ended";
