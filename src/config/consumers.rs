@@ -40,10 +40,12 @@ keys! {
         /// protect. The body is the message, and its headers are those of the message that HTTP can carry.
         request: Option<RequestLine> = None => request().optional(), Required("\"POST /internal/orders\"");
         /// Where a message has its key: the first place that yields a value. "property:NAME" (of RabbitMQ: message-id,
-        /// correlation-id, type, app-id, exchange, routing-key; of NATS: message-id, position, subject; of Kafka: key, position,
-        /// topic, partition; one that only another broker has is passed over), "header:NAME", "json:/pointer", "cloudevent", "template:..." or "fingerprint" (two equal messages
-        /// are one). A message without a key is a dead letter. If omitted, message-id of RabbitMQ; message-id, or else
-        /// position, of NATS; position of Kafka.
+        /// correlation-id, type, app-id, exchange, routing-key; of NATS: message-id, position, subject; of Kafka: key,
+        /// position, topic, partition; one that only another broker has is passed over), "header:NAME",
+        /// "json:/pointer", "cloudevent", "template:..." or "fingerprint" (two equal messages are one). Of the messages
+        /// with one key only the first runs, so name a place where each has another value: not type, app-id, exchange,
+        /// routing-key, subject, topic or partition. A message without a key is a dead letter. If omitted, message-id
+        /// of RabbitMQ; message-id, or else position, of NATS; position of Kafka.
         key: Option<Vec<String>> = None
             => filled("write [\"header:x-event-id\"], or remove it", raw(r"\S")).optional(),
             Example("[\"property:message-id\", \"header:x-event-id\"]");

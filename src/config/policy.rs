@@ -33,9 +33,10 @@ keys! {
     /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes`, `cors`
     /// and `deliver` apply one by one.
     for Policy "[defaults]" {
-        /// How long a completed record answers retries, from its claim. It should exceed the upstream's timeout by far: otherwise
-        /// the answer of a slow attempt is forgotten before its retry arrives. An attempt that takes longer than this has its
-        /// answer kept as long from its end.
+        /// How long a completed record answers retries, from its claim. It should exceed the upstream's timeout by far:
+        /// otherwise the answer of a slow attempt is forgotten before its retry arrives. An attempt that takes longer
+        /// than this has its answer kept as long from its end. The answer of a record that was unknown is kept as long
+        /// from when a probe found it, or an operator gave it.
         ttl => nonzero_time();
         /// How long a record whose outcome is unknown is kept, from when it became unknown.
         unknown_ttl => nonzero_time();
@@ -51,11 +52,12 @@ keys! {
         scope => scope(), DefaultOff;
         /// What tells a retry from a key that was reused for another request.
         fingerprint => fingerprint::recipe();
-        /// What the end of an attempt does: "store" keeps the answer, "release" forgets the key so that a retry runs again,
-        /// "hold" leaves the outcome unknown. Entries are a status, a class, or what happened to the connection:
+        /// What the end of an attempt does: "store" keeps the answer, "release" forgets the key so that a retry runs
+        /// again, "hold" leaves the outcome unknown. Entries are a status, a class, or what happened to the connection:
         /// "unreachable" (provably nothing was sent), "timeout", "broken". A gRPC call has its own status: "grpc:14" or
-        /// "grpc:UNAVAILABLE"; those that are not named below are stored, and a call without a status is "broken". The most
-        /// specific entry wins. Only differences from these defaults need to be set.
+        /// "grpc:UNAVAILABLE"; those that are not named below are stored, and a call without a status is "broken". The
+        /// most specific entry wins. Only differences from these defaults need to be set. A status from 600 on is
+        /// always held.
         outcomes => outcomes::outcomes();
         /// What an answer's own JSON says of how the attempt ended, as in
         /// [{ pointer = "/error/retryable", equals = true, then = "release" }]. The first rule that matches decides, before

@@ -89,9 +89,9 @@ keys! {
         /// A file with the password of the cache. The password may stand in the URL instead.
         cache_password_file: Option<PathBuf> = None
             => file().optional(), Example("\"/run/secrets/oncegate-cache-password\"");
-        /// How long completed records stay in memory, and in the cache, and are replayed from there. If another gate that
-        /// shares the store purges a record, this gate usually learns of it at once, and after this time at the latest. "0s"
-        /// keeps nothing that is shared.
+        /// How long completed records stay in memory, and in the cache, and are replayed from there. A record comes
+        /// into memory when this gate first replays it. If another gate that shares the store purges a record, this
+        /// gate usually learns of it at once, and after this time at the latest. "0s" keeps nothing that is shared.
         cache_max_age: Duration = Duration::from_secs(600) => time();
         /// How many bytes of completed records a process keeps in its own memory, with any store. At most "1024GiB"; "0B"
         /// keeps none.

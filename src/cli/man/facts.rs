@@ -244,7 +244,11 @@ impl Facts {
         ),
         Self {
             command: "observed",
-            ends: &[(0, "The report is printed."), (1, "The gate cannot be asked, or refused.")],
+            ends: &[
+                (0, "The report is printed."),
+                (1, "The gate cannot be asked, or refused."),
+                (78, "What --config names cannot be read, or its [admin] has a problem."),
+            ],
             files: &[CONFIGURATION, TOKEN],
             environment: ASKING,
             examples: &[("What protection would have done so far:", "oncegate observed")],

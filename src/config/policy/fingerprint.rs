@@ -16,8 +16,9 @@ keys! {
             "write [\"method\", \"path\", \"query\", \"body\"], or remove it",
             text(format!("^(method|path|query|body|header:{TOKEN})$"), ingredient)
         );
-        /// How the body counts: "auto" (JSON without regard to white space and the order of names, multipart without its
-        /// boundary, anything else byte for byte), "bytes", "json", or "none" (not at all).
+        /// How the body counts: "auto" (JSON, by its Content-Type, without regard to white space and the order of
+        /// names; multipart without its boundary; anything else byte for byte), "bytes", "json" (as JSON whatever its
+        /// Content-Type; byte for byte if it is none), or "none" (not at all).
         body: BodyForm = Recipe::default().form => words(&[
             ("auto", BodyForm::Auto), ("bytes", BodyForm::Bytes), ("json", BodyForm::Json), ("none", BodyForm::None),
         ]);
