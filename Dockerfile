@@ -36,9 +36,9 @@ VOLUME /var/lib/oncegate
 # a token (`ONCEGATE_ADMIN__LISTEN`, `ONCEGATE_ADMIN__TOKEN_FILE`).
 EXPOSE 8080
 
-# There is no shell for a probe: the binary asks its own admin listener, which it finds by the same variable, or by the
-# configuration file that ONCEGATE_CONFIG names. A gate whose store is away is healthy: what replaces unhealthy containers would lose the answers that
-# wait to be written.
+# There is no shell for a probe: the binary asks its own admin listener, which it finds by the same variables, or by the
+# configuration file that ONCEGATE_CONFIG names. It does not see the arguments of `serve`. A gate whose store is away is
+# healthy: what replaces unhealthy containers would lose the answers that wait to be written.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
     CMD ["/usr/local/bin/oncegate", "health", "--store-optional"]
 
