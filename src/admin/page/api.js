@@ -9,6 +9,7 @@ export class Problem extends Error {
     this.status = status;
     this.title = body.title ?? "The request failed";
     this.code = body.code ?? "";
+    this.body = body;
   }
 }
 

@@ -1,7 +1,7 @@
 // What operators did: GET /api/v1/audit.
 
 import { ask, query } from "/page/api.js";
-import { h, problem, put, recordLink, some, table, time } from "/page/dom.js";
+import { h, pager, put, recordLink, some, table, time } from "/page/dom.js";
 
 const ACTIONS = ["", "resolve", "purge", "bulk-resolve", "bulk-purge", "bulk-retry", "reseal", "reload", "read-answer", "read-key", "accept-identity-change", "retry", "pause", "resume"];
 
@@ -24,42 +24,28 @@ export function audit({ gate, parameters, signal, announce }) {
   const record = h("input", { id: "by-record", value: parameters.record ?? "", autocomplete: "off", spellcheck: "false", pattern: "[0-9A-Fa-f]{64}", title: "64 hexadecimal digits" });
   const action = h("select", { id: "by-action" }, ACTIONS.map(word => h("option", { value: word, selected: word === (parameters.action ?? "") }, word === "" ? "any" : word)));
   const found = table("Entries, newest first", [{ name: "When" }, { name: "who" }, { name: "action" }, { name: "outcome" }, { name: "record" }, { name: "reason" }, { name: "what" }], "No entry is found.");
-  const note = h("p", { class: "quiet" }, "Asking for the entries."), wrong = h("div");
-  const back = h("button", { type: "button", onclick: () => { cursors.pop(); load(); } }, "Previous page");
-  const next = h("button", { type: "button", onclick: () => { cursors.push(following); load(); } }, "Next page");
-  let cursors = [null], following = null;
-  const read = () => ({ by: by.value.trim(), since: since.value.trim(), record: record.value.trim(), action: action.value });
+  const filter = () => ({ by: by.value.trim(), since: since.value.trim(), record: record.value.trim(), action: action.value });
+  let asked = filter();
+  const pages = pager({ gate, signal, announce, show, read: cursor => ask(`/api/v1/audit${query({ ...asked, limit: 50, cursor })}`, { signal }) });
+  put(pages.place, found.element, pages.buttons);
 
   function search(event) {
-    event?.preventDefault();
-    cursors = [null];
-    history.replaceState(null, "", `#/audit${query(read())}`);
-    return load();
+    event.preventDefault();
+    asked = filter();
+    pages.search(`#/audit${query(asked)}`);
   }
 
-  async function load() {
-    put(wrong);
-    try {
-      const page = await ask(`/api/v1/audit${query({ ...read(), limit: 50, cursor: cursors.at(-1) })}`, { signal });
-      following = page.next;
-      found.fill(page.entries.map(entry => ({ key: entry.id, cells: [() => time(entry.at, gate.stats?.at), `${entry.by}${entry.client ? ` from ${entry.client}` : ""}`, entry.action, entry.outcome ?? "",
-        () => entry.record ? recordLink(entry.record) : "–", reasonOf(entry, gate.isOperator), detail(entry)] })));
-      back.disabled = cursors.length === 1;
-      next.disabled = following === null;
-      note.textContent = `${some(page.entries.length, "entry", "entries")} on page ${cursors.length}${following === null ? ", which is the last" : ""}.`;
-      announce(note.textContent);
-    } catch (error) {
-      if (signal.aborted) return;
-      note.textContent = "";
-      put(wrong, problem(error));
-    }
+  function show({ entries }, where) {
+    found.fill(entries.map(entry => ({ key: entry.id, cells: [() => time(entry.at, gate), `${entry.by}${entry.client ? ` from ${entry.client}` : ""}`, entry.action, entry.outcome ?? "",
+      () => entry.record ? recordLink(entry.record) : "–", reasonOf(entry, gate.isOperator), detail(entry)] })));
+    return `${some(entries.length, "entry", "entries")}${where}`;
   }
 
   const labelled = (input, text, hint) => h("div", {}, h("label", { for: input.id }, text, hint ? h("span", { class: "hint" }, hint) : null), input);
   const element = h("section", {}, h("h1", {}, "Audit"),
     h("form", { onsubmit: search, role: "search", "aria-label": "Audit" }, h("div", { class: "fields" }, labelled(by, "Who", "the name of the token"), labelled(action, "Action"),
       labelled(record, "Record", "its whole id"), labelled(since, "Since", "1h, or 2026-01-31T22:00:00Z")), h("div", { class: "buttons" }, h("button", { class: "main" }, "Search"))),
-    note, wrong, found.element, h("div", { class: "buttons" }, back, next));
-  load();
-  return { title: "Audit", element, reload: load, find: () => by.focus() };
+    pages.element);
+  pages.load();
+  return { title: "Audit", element, reload: pages.load, find: () => by.focus() };
 }

@@ -27,11 +27,36 @@ export function put(place, ...children) {
   place.replaceChildren(...flat(children));
 }
 
+// The same where some of them may be there: these stay where they are, since what is taken out loses the focus.
+function arrange(place, elements) {
+  for (const old of [...place.children]) if (!elements.includes(old)) old.remove();
+  elements.forEach((element, nth) => { if (place.children[nth] !== element) place.insertBefore(element, place.children[nth]); });
+}
+
 export const $ = id => document.getElementById(id);
 
 // Writes a text where it is another one: a reader of the screen hears of changes only.
 export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+// Says what is wrong with a field.
+export function refuse(field, text) {
+  field.setCustomValidity(text);
+  field.reportValidity();
+  field.setCustomValidity("");
+}
+
+// Rows that keep their elements, and with them the focus, as long as their keys are there. make(row) makes an element, and
+// change(element, row) gives it what it has now.
+export function keyed(place, rows, make, change) {
+  const known = new Map([...place.children].map(element => [element.dataset.key, element]));
+  arrange(place, rows.map(row => {
+    const element = known.get(row.key) ?? make(row);
+    element.dataset.key = row.key;
+    change(element, row);
+    return element;
+  }));
 }
 
 // A table that keeps its roles where the style shows it as a list. Columns: { name, kind: "number" | "bar" }.
@@ -42,52 +67,68 @@ export function table(caption, columns, empty) {
     h("caption", {}, caption),
     h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)),
     body);
-  // Rows: { key, cells: [text or function that makes an element] }. A row with a known key keeps its elements, and with them
-  // the focus; its texts change.
+  // Rows: { key, cells: [text or function that makes an element] }.
+  const make = ({ cells }) => h("tr", { role: "row" }, cells.map((_, nth) => nth === 0 ? h("th", { role: "rowheader", scope: "row" })
+    : h("td", { role: "cell", class: columns[nth].kind, "data-label": columns[nth].name })));
+  const change = (row, { cells }) => cells.forEach((cell, nth) => {
+    const place = row.children[nth];
+    if (typeof cell !== "function") write(place, cell ?? "");
+    else if (place.firstChild?.refresh) place.firstChild.refresh(cell);
+    else put(place, cell());
+  });
   const fill = rows => {
-    const known = new Map([...body.children].map(row => [row.dataset.key, row]));
-    const fresh = rows.map(({ key, cells }) => {
-      const old = known.get(key);
-      if (old && old.children.length === cells.length) {
-        cells.forEach((cell, nth) => {
-          if (typeof cell !== "function") write(old.children[nth], cell ?? "");
-          else old.children[nth].firstChild?.refresh?.(cell);
-        });
-        return old;
-      }
-      const row = h("tr", { role: "row", "data-key": key });
-      cells.forEach((cell, nth) => {
-        const { name, kind } = columns[nth];
-        const inside = typeof cell === "function" ? cell() : cell;
-        row.append(nth === 0 ? h("th", { role: "rowheader", scope: "row" }, inside)
-          : h("td", { role: "cell", class: kind, "data-label": name }, inside));
-      });
-      return row;
-    });
-    if (fresh.length === 0) fresh.push(h("tr", { role: "row" }, h("td", { role: "cell", class: "plain", colspan: columns.length }, empty)));
-    const same = fresh.length === body.children.length && fresh.every((row, nth) => row === body.children[nth]);
-    if (!same) body.replaceChildren(...fresh);
+    if (rows.length > 0) keyed(body, rows, make, change);
+    else put(body, h("tr", { role: "row" }, h("td", { role: "cell", class: "plain", colspan: columns.length }, empty)));
   };
   return { element, fill };
 }
 
-// The pages of a list, which the gate gives one at a time. While a page is asked for, no other can be.
-export function pager(load) {
-  // The cursors of the pages up to this one.
-  let cursors = [null], following = null;
-  const back = h("button", { type: "button", onclick: () => { cursors.pop(); load(); } }, "Previous page");
-  const next = h("button", { type: "button", onclick: () => { cursors.push(following); load(); } }, "Next page");
+// A list, which the gate gives a page at a time. read(cursor) asks for a page, show(page, where) shows it in `place` and gives a
+// sentence that says what is where. The pages up to this one stand in the history of the browser, so that Back returns to the page that was left.
+export function pager({ gate, signal, announce, hint, read, show }, cursors = history.state?.cursors ?? [null]) {
+  const note = h("p", { class: "quiet", tabindex: "-1" }, hint), wrong = h("div"), place = h("div");
+  let asked = 0, following = null;
+  const go = (hash, state = history.state) => {
+    history.replaceState({ ...state, cursors }, "", hash);
+    return load();
+  };
+  const turn = async () => { await go(); note.focus(); };
+  const back = h("button", { type: "button", onclick: () => { cursors.pop(); turn(); } }, "Previous page");
+  const next = h("button", { type: "button", onclick: () => { cursors.push(following); turn(); } }, "Next page");
+
+  async function load() {
+    const nth = ++asked, number = cursors.length;
+    place.setAttribute("aria-busy", "true");
+    note.textContent = "Asking for the list. A large store may take some seconds.";
+    put(wrong);
+    // While a page is asked for, no other can be.
+    back.disabled = next.disabled = true;
+    following = null;
+    try {
+      const page = await read(cursors.at(-1));
+      // An older answer may come later.
+      if (signal.aborted || nth !== asked) return;
+      following = page.next;
+      note.textContent = `${show(page, ` on page ${number}${following === null ? ", which is the last" : ""}.`)} ${asOf(gate)}`;
+      announce(note.textContent);
+    } catch (error) {
+      if (signal.aborted || nth !== asked) return;
+      note.textContent = "";
+      put(wrong, problem(error));
+      announce(error.message);
+    }
+    back.disabled = number === 1;
+    next.disabled = following === null;
+    place.removeAttribute("aria-busy");
+  }
+
   return {
+    element: [note, wrong, place],
+    place,
     buttons: h("div", { class: "buttons" }, back, next),
-    first: () => { cursors = [null]; },
-    ask: () => { back.disabled = next.disabled = true; return cursors.at(-1); },
-    failed: () => { back.disabled = cursors.length === 1; },
-    show: cursor => {
-      following = cursor;
-      back.disabled = cursors.length === 1;
-      next.disabled = following === null;
-      return { number: cursors.length, isLast: following === null };
-    },
+    load,
+    // From the first page on. The address names the search.
+    search: (hash, state) => { cursors = [null]; return go(hash, state); },
   };
 }
 
@@ -146,9 +187,10 @@ export function short(seconds) {
   return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
 }
 
-export const count = number => new Intl.NumberFormat("en").format(number);
+// The gate gives null where it has not counted yet.
+export const count = number => number === null || number === undefined ? "not known" : new Intl.NumberFormat("en").format(number);
 export const some = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
-export const rate = number => number >= 100 ? count(Math.round(number)) : number >= 10 ? number.toFixed(1) : number.toFixed(2);
+export const rate = number => typeof number !== "number" ? count(null) : number >= 100 ? count(Math.round(number)) : number >= 10 ? number.toFixed(1) : number.toFixed(2);
 
 export function bytes(number) {
   if (number < 1024) return `${number} B`;
@@ -157,16 +199,23 @@ export function bytes(number) {
   return `${(number / (1 << 30)).toFixed(1)} GiB`;
 }
 
-// In UTC, as in the logs. `now` is the clock of the gate, not of this browser.
-export function time(text, now) {
-  if (!text) return null;
-  const shown = text.replace("T", " ").replace(/\.\d+Z$/, " UTC");
-  const away = now && (Date.parse(now) - Date.parse(text)) / 1000;
-  const beside = !now ? "" : away >= 0 ? ` (${duration(away)} ago)` : ` (in ${duration(-away)})`;
-  return h("span", {}, h("time", { datetime: text }, shown), beside);
-}
+// Beside a time, by the clock of the gate: how long ago something happened, which is never ahead, or how far off a term is.
+const ago = away => `${duration(away)} ago`;
+const off = away => away < 0 ? `in ${duration(-away)}` : ago(away);
+const beside = (text, gate, isTerm) => (isTerm ? off : ago)((gate.now() - Date.parse(text)) / 1000);
+const utc = text => text.replace("T", " ").replace(/\.\d+Z$/, " UTC");
 
-export const recordLink = (id, text) => h("a", { href: `#/records/${id}`, class: "mono" }, text ?? `${id.slice(0, 16)}…`);
+// In UTC, as in the logs.
+export const time = (text, gate, isTerm = false) => text ? h("span", {}, h("time", { datetime: text }, utc(text)), gate ? ` (${beside(text, gate, isTerm)})` : "") : null;
+
+// The same in a list.
+export const moment = (text, gate, isTerm = false) => h("time", { datetime: text, title: text }, beside(text, gate, isTerm));
+
+// What is not asked for again by itself says how old it is.
+export const asOf = gate => `As of ${utc(new Date(gate.now()).toISOString()).slice(11)}; r loads it again.`;
+
+export const shortId = id => `${id.slice(0, 16)}…`;
+export const recordLink = id => h("a", { href: `#/records/${id}`, class: "mono" }, shortId(id));
 
 // Where there is a problem, its sentence.
 export function problem(error) {

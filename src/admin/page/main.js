@@ -1,9 +1,9 @@
 // The frame of the page: which view is shown, the question every two seconds, the token, and the keys.
 
 import { ask, hasToken, onRefusal, setToken } from "/page/api.js";
-import { $, duration, h, put, write } from "/page/dom.js";
+import { $, duration, h, put, refuse, write } from "/page/dom.js";
 import { now, reasonOf, routes } from "/page/now.js";
-import { records } from "/page/records.js";
+import { kept, records } from "/page/records.js";
 import { record } from "/page/record.js";
 import { audit } from "/page/audit.js";
 import { deliveries } from "/page/deliveries.js";
@@ -14,17 +14,26 @@ const PATIENCE = 5000;
 const SILENT = 4000;
 
 // What all views know.
-const gate = { stats: null, isOperator: false, silentSince: null, said: "" };
+const gate = { stats: null, isOperator: false, silentSince: null, said: "",
+  // Its clock, not that of this browser.
+  now: () => Date.parse(gate.stats.at) + Date.now() - gate.heard };
 
 let shown = null;
-let asking = null;
+let question = null;
 let timer = 0;
 let demanded = false;
 
 // Says it to those who hear the page.
-export function announce(text) {
+function announce(text) {
   $("announce").textContent = "";
   setTimeout(() => { $("announce").textContent = text; }, 50);
+}
+
+// Says what was done to all, until a view is opened.
+function say(text) {
+  write($("said"), text);
+  $("said").hidden = false;
+  announce(text);
 }
 
 const VIEWS = { now, routes, records, audit, deliveries };
@@ -33,44 +42,44 @@ const VIEWS = { now, routes, records, audit, deliveries };
 function place() {
   const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, id] = path.split("/");
-  return { name: name in VIEWS ? name : "now", id, parameters: Object.fromEntries(new URLSearchParams(search ?? "")) };
+  return { name: Object.hasOwn(VIEWS, name) ? name : "now", id, parameters: Object.fromEntries(new URLSearchParams(search ?? "")) };
 }
 
-function show(isFirst) {
+// No view is made before the gate says which role its user has. A view that comes by itself leaves the focus where it is.
+function show(isAsked = true) {
   const { name, id, parameters } = place();
-  shown?.leave?.();
-  shown = null;
+  const hadFocus = $("content").contains(document.activeElement);
+  shown?.stop.abort();
   for (const link of document.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === `#/${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   const stop = new AbortController();
-  const context = { id, parameters, gate, signal: stop.signal, announce, again: () => show(false) };
-  const view = demanded ? tokenForm() : id && name === "records" ? record(context) : VIEWS[name](context);
-  shown = { tick: view.tick, reload: view.reload, find: view.find, leave: () => { stop.abort(); view.leave?.(); } };
+  const context = { id, parameters, gate, signal: stop.signal, announce, say, again: show };
+  const view = demanded ? tokenForm() : !gate.stats ? asking() : id && name === "records" ? record(context) : VIEWS[name](context);
+  shown = { ...view, stop };
+  if (isAsked) $("said").hidden = true;
   put($("content"), view.element);
   document.title = `${view.title} – oncegate`;
   const heading = $("content").querySelector("h1");
   heading.tabIndex = -1;
-  if (!isFirst) {
-    heading.focus();
-    scrollTo(0, 0);
-  }
-  if (gate.stats && !demanded) shown.tick?.(gate.stats);
+  if (isAsked || hadFocus) heading.focus();
+  if (isAsked) scrollTo(0, 0);
+  if (gate.stats) shown.tick?.(gate.stats);
 }
 
 // Reads the stats, and reads them again two seconds after the answer. A hidden tab does not.
 async function poll() {
   clearTimeout(timer);
-  if (demanded || asking) return;
-  asking = new AbortController();
+  if (demanded || question) return;
+  question = new AbortController();
   try {
-    const stats = await ask("/api/v1/stats", { signal: asking.signal, patience: PATIENCE });
+    const stats = await ask("/api/v1/stats", { signal: question.signal, patience: PATIENCE });
     const was = gate.stats;
     Object.assign(gate, { stats, isOperator: stats.you.role === "operator", silentSince: null, heard: Date.now() });
     status();
     // What a view offers depends on the role.
-    if (was === null || was.you.role !== stats.you.role) show(was === null);
+    if (was?.you.role !== stats.you.role) show(false);
     else shown?.tick?.(stats);
   } catch (error) {
     if (!demanded) {
@@ -79,7 +88,7 @@ async function poll() {
       status();
     }
   }
-  asking = null;
+  question = null;
   if (!demanded && !document.hidden) timer = setTimeout(poll, EVERY);
 }
 
@@ -120,11 +129,14 @@ function demand(problem) {
   demanded = true;
   gate.why = hasToken() ? problem.message : "";
   setToken(null);
+  kept.clear();
   gate.stats = null;
   status();
-  if (!wasShown || gate.why) show(false);
+  if (!wasShown || gate.why) show();
   $("content").querySelector("input")?.focus();
 }
+
+const asking = () => ({ title: "Asking the gate", element: h("h1", {}, "Asking the gate") });
 
 function tokenForm() {
   const input = h("input", { id: "token", type: "password", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "token-hint" });
@@ -132,11 +144,11 @@ function tokenForm() {
     event.preventDefault();
     const value = input.value.trim();
     // What cannot stand in a header is no token.
-    if (!/^[\x21-\x7e]+$/.test(value)) return;
+    if (!/^[\x21-\x7e]+$/.test(value)) return refuse(input, "A token has no spaces, and only ASCII characters.");
     setToken(value);
     demanded = false;
     gate.said = "";
-    show(false);
+    show();
     poll();
   };
   const element = h("section", {}, h("h1", {}, "A token is needed"),
@@ -150,7 +162,7 @@ function tokenForm() {
 
 function forget() {
   setToken(null);
-  asking?.abort();
+  question?.abort();
   demand({ message: "" });
 }
 
@@ -178,20 +190,24 @@ function press(event) {
   if (!keys || isTyping || event.ctrlKey || event.altKey || event.metaKey || document.querySelector("dialog[open]")) return;
   if (event.key in TARGETS) location.hash = TARGETS[event.key];
   else if (event.key === "?") help();
-  else if (event.key === "r") (shown?.reload ?? poll)();
-  else if (event.key === "/") {
-    if (shown?.find) shown.find();
-    else location.hash = "#/records";
+  else if (event.key === "r") (shown.reload ?? poll)();
+  else if (event.key === "/" && gate.stats) {
+    // At once: the next key is of the search.
+    if (!shown.find) {
+      history.pushState(null, "", "#/records");
+      show();
+    }
+    shown.find();
   } else return;
   event.preventDefault();
 }
 
 onRefusal(demand);
-addEventListener("hashchange", () => show(false));
+addEventListener("hashchange", () => show());
 addEventListener("keydown", press);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
 $("help").addEventListener("click", help);
 $("forget").addEventListener("click", forget);
 $("skip").addEventListener("click", event => { event.preventDefault(); $("view").focus(); });
-show(true);
+show(false);
 poll();

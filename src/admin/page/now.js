@@ -1,7 +1,7 @@
 // What the gate does now, and its routes. All figures are of GET /api/v1/stats, which the frame asks for.
 
 import { ask } from "/page/api.js";
-import { bar, bytes, code, count, duration, h, problem, put, rate, recordLink, short, some, spark, table, time, write } from "/page/dom.js";
+import { asOf, bar, bytes, code, count, duration, h, keyed, problem, put, rate, short, shortId, some, spark, table, time, write } from "/page/dom.js";
 
 const REASONS = {
   "starting": "It starts.",
@@ -38,20 +38,21 @@ const TROUBLE = {
 
 const UNITS = { max_buffered_memory: bytes, max_buffered_disk: bytes };
 
-// What is wrong, in sentences; where a view shows more, { line, href }.
+// What is wrong: { key, line }, and { href, link } where a view shows more.
 export function complaints(stats) {
   const found = [];
-  if (!stats.ready) found.push(`The gate is not ready. ${reasonOf(stats)}`);
+  const add = (key, line, href, link) => found.push({ key, line, href, link });
+  if (!stats.ready) add("ready", `The gate is not ready. ${reasonOf(stats)}`);
   for (const [outcome, sentence] of Object.entries(TROUBLE)) {
     const now = stats.outcomes[outcome]?.per_second ?? 0;
-    if (now > 0) found.push(`${sentence} There are ${rate(now)} a second.`);
+    if (now > 0) add(outcome, `${sentence} There are ${rate(now)} a second.`);
   }
   for (const error of stats.store.errors)
-    if (error.per_second > 0) found.push(`The store fails at ${error.op}: ${error.kind}, ${rate(error.per_second)} a second.`);
+    if (error.per_second > 0) add(`${error.op} ${error.kind}`, `The store fails at ${error.op}: ${error.kind}, ${rate(error.per_second)} a second.`);
   for (const { limit, used, max } of stats.limits)
-    if (max > 0 && used >= 0.9 * max) found.push(`The limit ${limit} is nearly reached: ${(UNITS[limit] ?? count)(used)} of ${(UNITS[limit] ?? count)(max)}.`);
-  if (stats.deliveries.dead > 0) found.push({ line: `Accepted requests were given up: ${count(stats.deliveries.dead)}.`, href: "#/deliveries?state=dead" });
-  if (!stats.last_reload.successful) found.push("The configuration was refused when it was last read. The gate goes on with the former one.");
+    if (max > 0 && used >= 0.9 * max) add(limit, `The limit ${limit} is nearly reached: ${(UNITS[limit] ?? count)(used)} of ${(UNITS[limit] ?? count)(max)}.`);
+  if (stats.deliveries?.dead > 0) add("dead", `Accepted requests were given up: ${count(stats.deliveries.dead)}.`, "#/deliveries?state=dead", "Show them");
+  if (!stats.last_reload.successful) add("configuration", "The configuration was refused when it was last read. The gate goes on with the former one.");
   return found;
 }
 
@@ -62,7 +63,7 @@ function tile(what) {
     element,
     set: (value, more, state = "") => {
       write(parts.value, value);
-      write(parts.more, more);
+      write(parts.more, more || "\u00a0");
       element.dataset.state = state;
     },
     extra: child => put(parts.extra, child),
@@ -72,9 +73,9 @@ function tile(what) {
 const sum = outcomes => Object.values(outcomes).reduce((all, { per_second }) => all + per_second, 0);
 const history = [];
 
-export function now({ gate }) {
+export function now() {
   const tiles = Object.fromEntries(["Requests a second", "Attempts in flight", "Waiting requests", "Latency, 95 of 100", "Unknown records", "Records", "Accepted requests"].map(what => [what, tile(what)]));
-  const wrong = h("div", { class: "note", id: "wrong" }, "Waiting for the first answer of the gate.");
+  const lines = h("ul"), wrong = h("div", { class: "note", id: "wrong" }, lines);
   const outcomes = table("Requests of this process. A rate is of the last seconds.", [{ name: "Outcome" }, { name: "a second", kind: "number" },
     { name: "part", kind: "bar" }, { name: "since the start", kind: "number" }, { name: "what it is" }], "No request has been answered yet.");
   const limits = table("How much of the limits is in use, and how often each was reached since the start.", [{ name: "Limit" }, { name: "in use", kind: "number" },
@@ -89,28 +90,29 @@ export function now({ gate }) {
     if (history.length > 60) history.shift();
     tiles["Requests a second"].set(rate(all), `over the last ${Math.round(stats.rate_window_seconds)} s`);
     if (history.length > 1) tiles["Requests a second"].extra(spark(history.map(({ all }) => all)));
-    tiles["Attempts in flight"].set(count(stats.attempts_in_flight), `${some(stats.requests_in_flight, "request")} in all`);
+    tiles["Attempts in flight"].set(count(stats.attempts_in_flight), `requests in all: ${count(stats.requests_in_flight)}`);
     tiles["Waiting requests"].set(count(stats.requests_waiting), "for the attempt of another");
     const { latency } = stats;
     tiles["Latency, 95 of 100"].set(short(latency?.p95_seconds), latency ? `half: ${short(latency.p50_seconds)}, 99 of 100: ${short(latency.p99_seconds)}` : "no requests in the last minute");
-    const oldest = stats.oldest_unknown, number = stats.records.unknown;
-    tiles["Unknown records"].set(count(number), oldest ? `the oldest for ${duration(oldest.age_seconds)}` : number > 0 ? "age not known" : "none", oldest || number > 0 ? "warn" : "");
-    const { queued } = stats.deliveries, waits = stats.oldest_delivery_seconds;
-    tiles["Accepted requests"].set(count(queued), queued === 0 ? "none waits for its delivery" : waits === null ? "wait for their delivery" : `the oldest waits for ${duration(waits)}`);
-    tiles.Records.set(count(stats.records.completed), `completed; ${count(stats.records["in-flight"])} in flight`);
+    const oldest = stats.oldest_unknown, records = stats.records ?? {}, number = records.unknown, hasUnknown = Boolean(oldest) || number > 0;
+    tiles["Unknown records"].set(count(number), oldest ? `the oldest for ${duration(oldest.age_seconds)}` : number > 0 ? "age not known" : number === 0 ? "none" : "", hasUnknown ? "warn" : "");
+    const queued = stats.deliveries?.queued, waits = stats.oldest_delivery_seconds;
+    tiles["Accepted requests"].set(count(queued), queued === 0 ? "none waits for its delivery" : typeof waits === "number" ? `the oldest waits for ${duration(waits)}` : "wait for their delivery");
+    tiles.Records.set(count(records.completed), `completed; in flight: ${count(records["in-flight"])}`);
 
     const found = complaints(stats);
     wrong.classList.toggle("bad", found.length > 0);
-    const text = found.length === 0 ? ["Nothing is wrong that this gate knows of."] : found;
-    if (oldest || number > 0) text.push(`There are unknown outcomes. ${oldest ? `The oldest is ${duration(oldest.age_seconds)} old. ` : ""}Somebody has to find out what became of them.`);
-    wrong.classList.toggle("warn", found.length === 0 && text.length > 1);
-    const ids = oldest ? [oldest.id] : [], links = [...ids, ...text.map(({ href }) => href ?? "")].join();
-    const lines = wrong.querySelectorAll("li");
-    if (lines.length === text.length && wrong.dataset.links === links) lines.forEach((line, nth) => write(line.firstChild, text[nth].line ?? text[nth]));
-    else {
-      wrong.dataset.links = links;
-      put(wrong, h("ul", {}, text.map(({ line, href }, nth) => h("li", {}, h("span", {}, line ?? text[nth]), href ? [" ", h("a", { href }, "Show them")] : null))), ...ids.map(id => h("p", {}, "The oldest: ", recordLink(id))));
-    }
+    wrong.classList.toggle("warn", found.length === 0 && hasUnknown);
+    const text = found.length > 0 ? found : [{ key: "nothing", line: "Nothing is wrong that this gate knows of." }];
+    if (hasUnknown) text.push({ key: "unknown", line: `There are unknown outcomes. Somebody has to find out what became of them.${oldest ? ` The oldest is ${duration(oldest.age_seconds)} old:` : ""}`,
+      href: oldest && `#/records/${oldest.id}`, link: oldest && shortId(oldest.id) });
+    keyed(lines, text, () => h("li", {}, h("span"), " ", h("a")), (item, { line, href, link }) => {
+      const [sentence, more] = item.children;
+      write(sentence, line);
+      write(more, link ?? "");
+      more.href = href ?? "";
+      more.hidden = !href;
+    });
 
     const most = Math.max(...Object.values(stats.outcomes).map(({ per_second }) => per_second), 1e-9);
     outcomes.fill(Object.entries(stats.outcomes).sort(([a], [b]) => a < b ? -1 : 1).map(([word, { total, per_second }]) =>
@@ -129,13 +131,12 @@ export function now({ gate }) {
 
   const element = h("section", {}, h("h1", {}, "Now"), wrong, h("ul", { class: "tiles", role: "list" }, Object.values(tiles).map(({ element }) => element)),
     h("h2", {}, "Requests by outcome"), outcomes.element, h("h2", {}, "Limits"), limits.element, h("h2", {}, "Store and configuration"), store);
-  if (gate.stats) tick(gate.stats);
   return { title: "Now", element, tick };
 }
 
 // GET /api/v1/routes and /api/v1/observed, when it is opened and when it is loaded again.
 export function routes({ gate, signal, announce }) {
-  const place = h("div", {}, h("p", { class: "quiet" }, "Asking for the routes."));
+  const place = h("div"), age = h("p", { class: "quiet" }, "Asking for the routes.");
   let figures = null;
 
   async function reload() {
@@ -162,7 +163,8 @@ export function routes({ gate, signal, announce }) {
     });
     put(place, figures.element, h("h2", {}, "Policy"), policies.element, h("h2", {}, "Observed duplicates"),
       ...(watched.length > 0 ? watched : [h("p", {}, "No route has mode = \"observe\".")]));
-    if (gate.stats) tick(gate.stats);
+    put(age, asOf(gate));
+    tick(gate.stats);
   }
 
   const isProblem = word => !["executed", "replayed", "released", "recovered", "passed", "observed", "accepted"].includes(word);
@@ -176,5 +178,5 @@ export function routes({ gate, signal, announce }) {
   }
 
   reload();
-  return { title: "Routes", tick, reload, element: h("section", {}, h("h1", {}, "Routes"), place) };
+  return { title: "Routes", tick, reload, element: h("section", {}, h("h1", {}, "Routes"), age, place) };
 }

@@ -3,7 +3,7 @@
 import { Problem, ask, query } from "/page/api.js";
 import { detail, reasonOf } from "/page/audit.js";
 import { change } from "/page/dialog.js";
-import { bytes, code, duration, facts, h, problem, put, stateWord, time } from "/page/dom.js";
+import { asOf, bytes, code, duration, facts, h, problem, put, refuse, shortId, stateWord, time } from "/page/dom.js";
 
 const WHOLE = /^[0-9a-fA-F]{64}$/;
 
@@ -12,12 +12,12 @@ const BECAUSE = {
   "broken": "the upstream broke off", "not-recorded": "an older release held it and did not note why",
 };
 
-export function record({ id, gate, signal, announce, again }) {
+export function record({ id, gate, signal, announce, say, again }) {
   const place = h("div", {}, h("p", { class: "quiet" }, "Asking for the record."));
   const element = h("section", {}, h("h1", {}, "Record"), h("p", { class: "mono" }, id), place);
   const title = `Record ${id.slice(0, 12)}`;
   let revealed = null, wholeKey = null;
-  const alter = (kind, record, opener) => change(opener, about(kind, record), { element, load, announce });
+  const alter = (kind, record, opener) => change(opener, about(kind, record), { element, load, say, signal });
 
   async function load() {
     if (!WHOLE.test(id)) {
@@ -34,7 +34,7 @@ export function record({ id, gate, signal, announce, again }) {
   }
 
   function show(record, entries, missing) {
-    const now = gate.stats?.at, { isOperator } = gate;
+    const { isOperator } = gate;
     const reveal = (label, run) => h("button", { type: "button", onclick: run }, label, h("span", { class: "hint" }, "The audit log says that you read it."));
     const offers = isOperator ? [
       record.state === "unknown" ? h("button", { type: "button", class: "main", id: "resolve", onclick: event => alter("resolve", record, event.currentTarget) }, "Resolve …") : null,
@@ -43,14 +43,15 @@ export function record({ id, gate, signal, announce, again }) {
     put(place,
       h("div", { class: `note ${record.state === "unknown" ? "warn" : ""}` }, h("p", {}, stateWord(record.state)), h("p", {}, sentence(record))),
       offers.length > 0 ? h("div", { class: "buttons" }, offers) : h("p", { class: "quiet" }, "Your token is a viewer's: nothing can be changed, and keys and answers are not shown."),
-      h("h2", {}, "Story"), story(record, entries, now), missing,
+      h("h2", {}, "Story"), story(record, entries, gate), missing,
+      h("p", { class: "quiet" }, asOf(gate)),
       h("p", { class: "quiet" }, "The record keeps no replays: they are counted for each route. The log of the gate has a line for each request."),
       h("h2", {}, "Details"),
       facts([["Route", record.route], ["Namespace", record.namespace === record.route ? null : record.namespace], ["Service", record.service], ["Upstream", record.upstream],
         ["Request", code(`${record.method ?? "?"} ${record.path ?? "?"}`)], ["Key", isOperator ? code(wholeKey ?? record.key ?? "not readable") : "not shown to a viewer"],
         ["Caller", code(record.caller)], ["Fingerprint", code(record.fingerprint)], ["Claimed by request", code(record.request)], ["Trace", code(record.trace_id)],
         ["Answer", record.status ? `${record.status}, ${record.content_type ?? "no type"}, ${record.body_bytes === null ? "its body is not kept" : bytes(record.body_bytes)}` : null],
-        ["Lease until", time(record.lease_until, now)], ["Expires", time(record.expires_at, now)],
+        ["Lease until", time(record.lease_until, gate, true)], ["Expires", time(record.expires_at, gate, true)],
         ["Orphaned", record.orphaned ? "The rules for keys changed: no request can find it any more." : null], ["Unreadable", record.unreadable ? "This version cannot read it. Its key is never run again." : null]]),
       isOperator && record.state === "completed" && revealed === null ? h("div", { class: "buttons" }, reveal("Show the answer", () => see("answer"))) : null,
       revealed,
@@ -68,17 +69,17 @@ export function record({ id, gate, signal, announce, again }) {
     }
     put(place, accepted ? waiting(accepted)
       : h("div", { class: "note" }, h("p", {}, "There is no record with this id: it was never there, it has expired, or it was released or purged. Its key is free.")),
-      h("h2", {}, "Story"), entries.length > 0 ? story(null, entries, gate.stats?.at) : h("p", {}, "The audit log has nothing about it."), missing);
+      h("h2", {}, "Story"), entries.length > 0 ? story(null, entries, gate) : h("p", {}, "The audit log has nothing about it."), missing, h("p", { class: "quiet" }, asOf(gate)));
   }
 
   function waiting(accepted) {
-    const now = gate.stats?.at, isDead = accepted.state === "dead";
+    const isDead = accepted.state === "dead";
     return [h("div", { class: `note ${isDead ? "warn" : ""}` }, h("p", {}, stateWord(accepted.state)),
       h("p", {}, isDead ? "It is an accepted request that was given up, and it has no record. The gate does not deliver it by itself. Its key is not free."
         : "It is an accepted request that waits for its delivery. It has no record until an attempt begins. Its key is not free."),
       h("p", {}, h("a", { href: `#/deliveries${query({ id: accepted.id })}` }, isDead ? "Retry it among the deliveries" : "Show it among the deliveries"))),
     facts([["Route", accepted.route], ["Request", code(`${accepted.method ?? "?"} ${accepted.path ?? "?"}`)], ["Key", gate.isOperator ? code(accepted.key ?? "not readable") : "not shown to a viewer"],
-      ["Accepted", time(accepted.accepted_at, now)], ["Due", time(accepted.due_at, now)], ["Expires", time(accepted.expires_at, now)], ["Attempts", accepted.attempts], ["Reason", accepted.reason]])];
+      ["Accepted", time(accepted.accepted_at, gate)], ["Due", time(accepted.due_at, gate, true)], ["Expires", time(accepted.expires_at, gate, true)], ["Attempts", accepted.attempts], ["Reason", accepted.reason]])];
   }
 
   // What only an operator who asks for it sees.
@@ -107,23 +108,23 @@ export function record({ id, gate, signal, announce, again }) {
 // What a retry of its request gets.
 function sentence(record) {
   if (record.unreadable) return "This version cannot read the record. A retry gets 503, and never runs.";
-  if (record.state === "completed") return record.body_bytes === null || record.body_bytes === undefined ? `It was answered with ${record.status}. The body is not kept: a retry gets 409 response-not-stored.`
-    : `It was answered with ${record.status}. A retry gets the same answer again, and does not run.`;
+  if (record.state === "completed") return record.body_bytes === null || record.body_bytes === undefined ? `Its answer is ${record.status}. The body is not kept: a retry gets 409 response-not-stored.`
+    : `Its answer is ${record.status}. A retry gets the same answer again, and does not run.`;
   if (record.state === "in-flight") return "The attempt runs. A retry waits or gets 409 in-flight, and does not run.";
   return "Nobody knows whether the upstream did it. Unless the route's recovery says otherwise, a retry gets 409 outcome-unknown and does not run. Find out at the upstream what became of it, then resolve it.";
 }
 
-function story(record, entries, now) {
+function story(record, entries, gate) {
   const events = [];
   const add = (at, what, more, kind) => events.push({ at, what, more, kind, nth: events.length });
   const before = entries.find(({ before }) => before?.claimed_at)?.before;
   if (record) {
     add(record.claimed_at, "Claimed", `by request ${record.request ?? "?"}. The claim is durable from here on: no other request with this key runs.`);
-    add(record.claimed_at, "Forwarded", `once, to the upstream ${record.upstream ?? "?"}.`);
+    add(record.claimed_at, "Forwarded", `to the upstream ${record.upstream ?? "?"}.`);
     if (record.state === "in-flight") add(null, "The attempt runs", `Its lease is renewed while it does; now it ends ${record.lease_until ? `at ${record.lease_until}` : "?"}.`, "later");
     if (record.state === "unknown") add(record.unknown_since, "The outcome turned unknown", `Why: ${record.unknown_because ?? "?"}${BECAUSE[record.unknown_because] ? `, ${BECAUSE[record.unknown_because]}` : ""}.`);
     const resolved = entries.find(entry => entry.action.endsWith("resolve") && entry.resolution === "complete" && entry.outcome === "done" && entry.before?.request === record.request);
-    if (record.state === "completed" && !resolved) add(null, "Answered and settled", `with ${record.status ?? "?"}. The record does not say when; it did before its first replay.`);
+    if (record.state === "completed" && !resolved) add(null, "Settled", `with ${record.status ?? "?"}. The record does not say when, nor who gave the answer: the upstream, or an operator who resolved many records at once.`);
     if (record.state !== "in-flight") add(record.expires_at, "Expires", "Then the record is removed, and the key is free.", "later");
   } else if (before) add(before.claimed_at, "Claimed", `by request ${before.request ?? "?"}.`);
   const words = { "resolve": "Resolved", "purge": "Purged", "read-answer": "The answer was read", "read-key": "The whole key was read" };
@@ -134,7 +135,7 @@ function story(record, entries, now) {
   for (const event of events) last = event.sort = event.at ?? last;
   events.sort((a, b) => a.sort < b.sort ? -1 : a.sort > b.sort ? 1 : a.nth - b.nth);
   return h("ol", { class: "story" }, events.map(({ at, what, more, kind }) => h("li", { class: kind },
-    h("p", {}, h("strong", {}, what), at ? [" – ", time(at, now)] : null), h("p", {}, more))));
+    h("p", {}, h("strong", {}, what), at ? [" – ", time(at, gate, kind === "later")] : null), h("p", {}, more))));
 }
 
 function answer(whole) {
@@ -152,9 +153,9 @@ function answer(whole) {
 }
 
 const ACTS = {
-  release: { name: "Release the key", what: "The record is removed. The next request with this key runs at the upstream, as if there had been none. On a route that accepts requests, the request is dead until you retry it under Deliveries. Do this only if the first attempt had no effect.", done: "Released: the key is free. A request that was accepted waits under Deliveries." },
-  complete: { name: "Complete the record", what: "Every retry gets the answer below, and nothing runs. Do this if the attempt took effect.", done: "Completed: retries get the answer." },
-  purge: { name: "Purge the record", what: "The record is removed. Its answer is lost, and the next request with this key runs at the upstream.", done: "Purged: the key is free." },
+  release: { name: "Release the key", what: "The record is removed. The next request with this key runs at the upstream, as if there had been none. On a route that accepts requests, the request is dead until you retry it under Deliveries. Do this only if the first attempt had no effect.", done: id => `Released: the key of record ${id} is free. A request that was accepted waits under Deliveries.` },
+  complete: { name: "Complete the record", what: "Every retry gets the answer below, and nothing runs. Do this if the attempt took effect.", done: id => `Completed: retries get the answer of record ${id}.` },
+  purge: { name: "Purge the record", what: "The record is removed. Its answer is lost, and the next request with this key runs at the upstream.", done: id => `Purged: the key of record ${id} is free.` },
 };
 
 // What the dialog asks, shows and does about a record.
@@ -166,6 +167,7 @@ function about(kind, record) {
   const given = h("fieldset", { hidden: true, disabled: true }, h("legend", {}, "The answer that retries get"),
     h("label", { for: "status" }, "Status"), status, h("label", { for: "headers" }, "Headers", h("span", { class: "hint" }, "one a line, as Name: value")), headers,
     h("label", { for: "body" }, "Body", h("span", { class: "hint" }, "text, sent as UTF-8")), body);
+  const short = shortId(record.id);
   let action = kind === "purge" ? "purge" : null;
 
   function choose(event) {
@@ -182,9 +184,7 @@ function about(kind, record) {
 
   function isRight() {
     if (action !== "complete" || !lines().includes(null)) return true;
-    headers.setCustomValidity("Each line must be Name: value.");
-    headers.reportValidity();
-    headers.setCustomValidity("");
+    refuse(headers, "Each line must be Name: value.");
     return false;
   }
 
@@ -205,12 +205,12 @@ function about(kind, record) {
     if (action === "purge") await ask(`/api/v1/records/${record.id}${query({ reason })}`, { method: "DELETE" });
     else await ask(`/api/v1/records/${record.id}/resolve`, { method: "POST", body: { action, reason,
       ...(action === "complete" ? { status: Number(status.value), headers: lines(), body_base64: base64(body.value) } : {}) } });
-    return ACTS[action].done;
+    return ACTS[action].done(short);
   }
 
   const fields = kind === "purge" ? h("p", {}, ACTS.purge.what) : [h("fieldset", {}, h("legend", {}, "What became of the attempt?"),
     choice("release", "It had no effect: release the key, and a retry runs."), choice("complete", "It took effect: complete the record with an answer.")), given];
-  return { title: kind === "purge" ? "Purge this record?" : "Resolve this record?", fields, isRight, look, act };
+  return { title: `${kind === "purge" ? "Purge" : "Resolve"} record ${short}?`, fields, isRight, look, act };
 }
 
 function base64(text) {
