@@ -435,15 +435,21 @@ async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signa
         }
     };
     tokio::pin!(over);
+    let connections = async {
+        all_ended(servers).await;
+        gate.tunnels_ended().await;
+    };
     let is_over = tokio::select! {
-        () = all_ended(servers) => false,
+        () = connections => false,
         () = &mut over => true,
     };
     // An attempt that no client waits for runs on when all connections have ended.
     let has_ended = if is_over { gate.drain(std::future::ready(())).await } else { gate.drain(over).await };
     if !has_ended {
         tracing::warn!("attempts that did not end in time are recorded as unknown");
-        // Their clients still wait for an answer.
+    }
+    if is_over || !has_ended {
+        // Clients still wait for an answer: those of attempts, and those whose requests were only forwarded.
         let _ = timeout(LAST_WORDS, all_ended(servers)).await;
     }
 }

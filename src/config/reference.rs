@@ -75,12 +75,12 @@ fn entry(key: &Key, table: &str) -> String {
     let mut text = format!("\n### `{path}`\n\n*{}*\n{}", terms.join("; "), prose(key.doc));
     match facts.inner {
         Inner::Table(section) => text.extend(section.keys().map(|below| entry(below, &path))),
-        Inner::Entries(entries) => {
+        Inner::Entries(entries) if !entries.is_empty() => {
             text += "\n| entry | default |\n|---|---|\n";
             text.extend(entries.iter().map(|(name, value)| format!("| `{name}` | `{}` |\n", value.to_string().trim())));
         }
         Inner::List(section) => text.extend(section.keys().map(|below| entry(below, &format!("{path}[]")))),
-        Inner::None | Inner::Named(_) => {}
+        Inner::None | Inner::Named(_) | Inner::Entries(_) => {}
     }
     text
 }

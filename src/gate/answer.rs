@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ALLOW, CONNECTION,
-    CONTENT_TYPE, LOCATION, ORIGIN, RETRY_AFTER, VARY,
+    CONTENT_LANGUAGE, CONTENT_TYPE, LOCATION, ORIGIN, RETRY_AFTER, VARY,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use tokio::sync::oneshot;
@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::request::Head;
 use crate::http::body::Body;
 use crate::http::headers::without_names;
-use crate::http::problem::Problem;
+use crate::http::problem::{MEDIA_TYPE, Problem};
 use crate::idempotency::policy::Cors;
 use crate::idempotency::record::{RequestId, Timestamp};
 use crate::route::{Ambiguous, Route, Router};
@@ -38,11 +38,15 @@ pub struct HeaderNames {
 
 /// The answer to another method at one of the gate's own paths that are only read (RFC 9110, 15.5.6).
 pub(super) fn takes_get_only() -> Response<Body> {
-    let mut response = Response::new(Body::full(Bytes::from_static(b"this path takes GET and HEAD\n")));
+    // Its status says all there is to it (RFC 9457, 4.2.1): it has no code.
+    let problem =
+        br#"{"type":"about:blank","title":"Method Not Allowed","status":405,"detail":"this path takes GET and HEAD"}"#;
+    let mut response = Response::new(Body::full(Bytes::from_static(problem)));
     *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
     let headers = response.headers_mut();
     headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+    headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("en"));
     response
 }
 
@@ -109,6 +113,12 @@ impl Reply {
         if let (Some(name), Outcome::Replayed) = (&names.replayed, self.outcome) {
             headers.insert(name, HeaderValue::from_static("true"));
         }
+        self
+    }
+
+    /// The gate says itself what headers of these names say: a trailer of the upstream must not.
+    pub(super) fn without_trailers(mut self, names: &Arc<[HeaderName]>) -> Self {
+        self.response = self.response.map(|body| body.without_trailers(Arc::clone(names)));
         self
     }
 

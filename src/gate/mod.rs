@@ -10,6 +10,7 @@ mod answer;
 mod claim;
 mod delivery;
 pub mod describe;
+mod drain;
 mod driver;
 pub mod identity;
 mod inquiry;
@@ -135,7 +136,7 @@ pub struct Gate {
     states: HashMap<Arc<str>, Arc<RouteState>>,
     unrouted: Arc<RouteState>,
     /// The headers that the gate adds to answers, which an upstream's own do not pass for.
-    added: Vec<HeaderName>,
+    added: Arc<[HeaderName]>,
     /// Where clients put keys.
     key_places: KeyPlaces,
     /// What scripts may read of them.
@@ -255,7 +256,7 @@ impl Gate {
             unrouted,
             key_places: KeyPlaces::of(&router),
             exposed: answer::exposed(&settings.headers),
-            added: settings.headers.all(),
+            added: settings.headers.all().into(),
             context: Arc::new(ForwardingContext {
                 forwarding: settings.forwarding.clone(),
                 upgrades: settings.upgrades.clone(),
@@ -281,7 +282,12 @@ impl Gate {
     /// How many protected requests are being dealt with, by former gates too.
     #[must_use]
     pub fn running(&self) -> usize {
-        self.shared.requests.receiver_count()
+        self.shared.drain.requests.receiver_count()
+    }
+
+    /// Waits until every connection that has switched to another protocol has ended.
+    pub async fn tunnels_ended(&self) {
+        self.shared.drain.tunnels.closed().await;
     }
 
     /// Waits until every protected request has ended, or `over` has. Then attempts that still run are given up: their records
@@ -289,16 +295,16 @@ impl Gate {
     pub async fn drain(&self, over: impl Future<Output = ()>) -> bool {
         let ended = tokio::select! {
             biased;
-            () = self.shared.requests.closed() => true,
+            () = self.shared.drain.requests.closed() => true,
             () = over => false,
         };
         // Whatever is still to come must not begin an attempt.
-        self.shared.abandon.send_replace(true);
+        self.shared.drain.abandon.send_replace(true);
         // What is known of observed requests is lost with the process: it waits a moment, and is not worth more.
         let _ = tokio::time::timeout(self.settings.settle_timeout, self.shared.evaluations.closed()).await;
         if !ended {
             // What remains is to write that, and a store that is away may never come back.
-            let _ = tokio::time::timeout(self.settings.settle_timeout, self.shared.requests.closed()).await;
+            let _ = tokio::time::timeout(self.settings.settle_timeout, self.shared.drain.requests.closed()).await;
         }
         ended
     }
@@ -376,7 +382,7 @@ impl Gate {
 
     /// A reply to a request that carried a key: it says how it ended.
     fn keyed(&self, reply: Reply) -> Reply {
-        reply.with_status(&self.settings.headers)
+        reply.with_status(&self.settings.headers).without_trailers(&self.added)
     }
 }
 

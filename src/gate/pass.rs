@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRAILER, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
 use super::admission::ignored::IgnoredKey;
 use super::answer::Reply;
+use super::drain::Drain;
 use super::observe::Watch;
 use super::request::Head;
 use super::{Gate, RouteState};
@@ -55,6 +56,8 @@ pub(super) struct ForwardOptions<'a> {
     pub(super) watch: Option<Watch>,
     /// The request.
     pub(super) request: RequestId,
+    /// Says when it must end, and waits for what lasts longer than it.
+    pub(super) drain: &'a Drain,
 }
 
 impl<'a> ForwardOptions<'a> {
@@ -73,13 +76,24 @@ impl<'a> ForwardOptions<'a> {
             ignored,
             watch: None,
             request: head.id,
+            drain: &gate.shared.drain,
         }
     }
 
     /// For a request that no route matches.
     pub(super) fn unrouted(gate: &'a Gate, head: &Head) -> Self {
         let ignored = IgnoredKey::of(gate, &gate.unrouted, head);
-        Self { kept: &[], key: None, dropped: &[], scope: None, docs: None, ignored, watch: None, request: head.id }
+        Self {
+            kept: &[],
+            key: None,
+            dropped: &[],
+            scope: None,
+            docs: None,
+            ignored,
+            watch: None,
+            request: head.id,
+            drain: &gate.shared.drain,
+        }
     }
 
     /// A problem as the reply.
@@ -151,6 +165,10 @@ pub(super) async fn forward(
     // Its headers go on before it is sent. Who it counts for matters where connections are scarce.
     let known = upstream.is_scarce().then(|| head.party(options.scope));
     let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
+    // Met where the body has come; an older client does not know what it says (RFC 9110, 10.1.1).
+    if progress.is_none() || head.version < Version::HTTP_11 {
+        head.headers.remove(EXPECT);
+    }
     let mut headers = to_upstream(std::mem::take(&mut head.headers), options.kept, head.forwarding_info());
     if is_chunked {
         headers.remove(CONTENT_LENGTH);
@@ -165,7 +183,7 @@ pub(super) async fn forward(
     let party = || known.unwrap_or_else(|| head.party(None));
     let sending = SendContext::of(head.interim()).for_party(&party);
     let timing = head.asks(upstream);
-    let exchanged = exchange(upstream, request, reuse, sending, progress.as_deref()).await;
+    let exchanged = exchange(upstream, request, reuse, sending, (progress.as_deref(), options.drain)).await;
     drop(timing);
     if let Ok((response, _)) = &exchanged {
         options.answers(response);
@@ -174,7 +192,7 @@ pub(super) async fn forward(
         Ok((response, connection)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             match upgrade.filter(|upgrade| upgrade.is_granted(response.headers())) {
                 Some(upgrade) => {
-                    let switched = switch(response, connection, upgrade, options.dropped);
+                    let switched = switch(response, connection, upgrade, &options);
                     options.finish(Reply::new(Outcome::Passed, switched))
                 }
                 None => options.problem(unasked_switch()),
@@ -200,7 +218,7 @@ pub(super) async fn forward_buffered(
     let party = || head.party(options.scope);
     let sending = SendContext::of(head.interim()).for_party(&party);
     let timing = head.asks(upstream);
-    let exchanged = exchange(upstream, request, Reuse::Unprotected, sending, None).await;
+    let exchanged = exchange(upstream, request, Reuse::Unprotected, sending, (None, options.drain)).await;
     drop(timing);
     match exchanged {
         Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => options.problem(unasked_switch()),
@@ -220,6 +238,8 @@ pub(super) fn buffered_request(
     options: &ForwardOptions<'_>,
 ) -> Request<Body> {
     let mut headers = to_upstream(head.headers.clone(), options.kept, head.forwarding_info());
+    // The gate has met it, for it has the body.
+    headers.remove(EXPECT);
     if let Some((name, key)) = &options.key {
         headers.insert(name, key.clone());
     }
@@ -251,21 +271,30 @@ fn request(upstream: &Upstream, head: &Head, mut headers: HeaderMap, body: Body)
 }
 
 /// Sends a request and waits for the head of its answer: for the upstream's timeout after the request has last moved, if
-/// its body is under way, else after this. The body of the answer may stream for as long as it likes.
+/// its body is under way, else after this, and until the drain is over. The body of the answer may stream for as long as it likes.
 async fn exchange(
     upstream: &Upstream,
     request: Request<Body>,
     reuse: Reuse,
     sending: SendContext<'_>,
-    progress: Option<&Progress>,
+    (progress, drain): (Option<&Progress>, &Drain),
 ) -> Result<(Response<Incoming>, PooledConnection), Problem> {
     let limit = upstream.settings().timeout;
+    let mut abandon = drain.abandon.subscribe();
+    let mut abandoned_at_last = std::pin::pin!(abandon.wait_for(|abandon| *abandon));
     let here = Progress::default();
     let progress = progress.unwrap_or(&here);
     let mut answering = std::pin::pin!(upstream.send(request, reuse, &sending));
     loop {
         let deadline = progress.last() + limit;
-        match timeout_at(deadline, answering.as_mut()).await {
+        let answered = tokio::select! {
+            biased;
+            answered = timeout_at(deadline, answering.as_mut()) => answered,
+            _ = &mut abandoned_at_last => {
+                return Err(if sending.has_begun() { abandoned() } else { unreachable() });
+            }
+        };
+        match answered {
             Ok(ended) => return ended.map_err(|error| problem(upstream, &error)),
             Err(_) if progress.last() + limit > Instant::now() => {}
             Err(_) if progress.is_waiting() => {
@@ -294,16 +323,16 @@ fn switch(
     mut response: Response<Incoming>,
     connection: PooledConnection,
     upgrade: Upgrade,
-    dropped: &[HeaderName],
+    options: &ForwardOptions<'_>,
 ) -> Response<Body> {
     let protocol = response.headers().get(UPGRADE).cloned();
-    let mut headers = to_client(std::mem::take(response.headers_mut()), dropped);
+    let mut headers = to_client(std::mem::take(response.headers_mut()), options.dropped);
     if let Some(protocol) = protocol {
         headers.insert(UPGRADE, protocol);
     }
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     connection.detach();
-    upgrade.join(&mut response);
+    upgrade.join(&mut response, options.drain.tunnels.subscribe());
     let mut out = Response::new(Body::empty());
     *out.status_mut() = response.status();
     *out.headers_mut() = headers;
@@ -385,6 +414,11 @@ pub(super) fn unreachable() -> Problem {
 pub(super) fn timed_out(limit: Duration) -> Problem {
     let limit = humantime::format_duration(limit);
     Problem::new(Code::UpstreamTimeout, format!("the upstream did not answer within {limit}"))
+}
+
+/// The gate waits no longer.
+pub(super) fn abandoned() -> Problem {
+    Problem::new(Code::UpstreamTimeout, "the gate shuts down, and the upstream has not answered yet")
 }
 
 /// Nothing is configured for this request.

@@ -7,8 +7,9 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::{RwLock, Semaphore};
 
 use super::claim::quota::Quotas;
-use super::claim::single_flight::{OrderedSender, SingleFlight};
+use super::claim::single_flight::SingleFlight;
 use super::delivery::circuit::Circuits;
+use super::drain::Drain;
 use super::inquiry::reauthorize::Questions;
 use crate::http::headers::Via;
 use crate::http::usage::Usage;
@@ -32,10 +33,7 @@ pub(super) struct Shared {
     pub(super) store: Arc<dyn Store>,
     pub(super) usage: Arc<Usage>,
     pub(super) single_flight: Arc<SingleFlight>,
-    /// Turned true when attempts must end.
-    pub(super) abandon: OrderedSender<bool>,
-    /// Each protected request holds a receiver until it has ended.
-    pub(super) requests: tokio::sync::watch::Sender<()>,
+    pub(super) drain: Drain,
     /// Where shadow records are kept: beneath the cache, whose room is for replays.
     pub(super) shadows: Arc<dyn Store>,
     /// Each evaluation of an observed request holds a receiver until it has ended.
@@ -81,8 +79,7 @@ impl Shared {
             store,
             usage,
             single_flight: Arc::default(),
-            abandon: OrderedSender::new(false),
-            requests: tokio::sync::watch::Sender::new(()),
+            drain: Drain::default(),
             questions: Questions::default(),
             circuits: Circuits::default(),
             large_bodies: Semaphore::new(LARGE_BODIES),

@@ -4,16 +4,17 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::fault::Fault;
-use super::headers::without_forbidden_fields;
+use super::headers::{without_forbidden_fields, without_names};
 use super::http1::ExchangeGuard;
 use super::usage::Permit;
 use crate::telemetry::metrics::RequestTimer;
@@ -23,6 +24,10 @@ use crate::telemetry::report::Report;
 /// small frames, the body ends only when the peer has read nearly all of it.
 const CHUNK: usize = 64 << 10;
 
+/// How long a body waits before it breaks off. hyper drops what it has not written yet when a body fails: without the head of its
+/// answer, a client takes the request for one that never arrived, and may send it again by itself.
+const BREAK_DELAY: Duration = Duration::from_millis(10);
+
 /// A body to send.
 #[derive(Default)]
 pub struct Body {
@@ -31,6 +36,10 @@ pub struct Body {
     request: Option<RequestGuard>,
     /// The exchange ends with the body.
     _exchange: Option<ExchangeGuard>,
+    /// It breaks off when this is over.
+    breaking: Option<Box<(Pin<Box<Sleep>>, Error)>>,
+    /// Names that no trailer may have: the gate says itself what they say.
+    reserved: Option<Arc<[HeaderName]>>,
 }
 
 /// Keeps a request in flight.
@@ -149,6 +158,12 @@ impl Body {
         Self { request: Some(RequestGuard { _permit: permit, _timer: timer, report }), ..self }
     }
 
+    /// The same body without trailers of these names.
+    #[must_use]
+    pub fn without_trailers(self, reserved: Arc<[HeaderName]>) -> Self {
+        Self { reserved: Some(reserved), ..self }
+    }
+
     /// The same body, which ends the client's exchange when it is dropped.
     #[must_use]
     pub fn with_exchange_guard(self, exchange: ExchangeGuard) -> Self {
@@ -158,7 +173,7 @@ impl Body {
 
 impl From<Kind> for Body {
     fn from(kind: Kind) -> Self {
-        Self { kind, request: None, _exchange: None }
+        Self { kind, ..Self::default() }
     }
 }
 
@@ -378,7 +393,18 @@ impl HttpBody for Body {
     type Error = Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        let polled = self.kind.poll(cx);
+        if let Some(breaking) = &mut self.breaking {
+            ready!(breaking.0.as_mut().poll(cx));
+            return Poll::Ready(self.breaking.take().map(|breaking| Err(breaking.1)));
+        }
+        let polled = match (self.kind.poll(cx), &self.reserved) {
+            (Poll::Ready(Some(Err(error))), _) => {
+                self.breaking = Some(Box::new((Box::pin(sleep(BREAK_DELAY)), error)));
+                return self.poll_frame(cx);
+            }
+            (Poll::Ready(Some(Ok(frame))), Some(reserved)) => Poll::Ready(Some(Ok(without_names_in(frame, reserved)))),
+            (polled, _) => polled,
+        };
         if let Some(RequestGuard { report: Some(report), .. }) = &mut self.request
             && let Poll::Ready(Some(Ok(frame))) = &polled
         {
@@ -407,6 +433,13 @@ impl HttpBody for Body {
     }
 }
 
+fn without_names_in(frame: Frame<Bytes>, reserved: &[HeaderName]) -> Frame<Bytes> {
+    match frame.into_trailers() {
+        Ok(trailers) => Frame::trailers(without_names(trailers, reserved)),
+        Err(data) => data,
+    }
+}
+
 /// Removes trailers that the gate does not let pass as headers either.
 pub(super) fn end_to_end(frame: Frame<Bytes>) -> Frame<Bytes> {
     match frame.into_trailers() {
@@ -419,6 +452,8 @@ pub(super) fn end_to_end(frame: Frame<Bytes>) -> Frame<Bytes> {
 mod tests {
     use std::time::Duration;
 
+    use futures_util::FutureExt as _;
+    use http::HeaderValue;
     use http_body_util::BodyExt;
 
     use super::*;
@@ -431,6 +466,26 @@ mod tests {
         tx.send(Frame::data(Bytes::from_static(b"half"))).await.unwrap();
         drop(tx);
         assert!(matches!(body.collect().await, Err(Error::Abandoned)));
+    }
+
+    /// hyper drops what it has not written when a body fails: a client that sees no head may send the request again by itself.
+    #[tokio::test(start_paused = true)]
+    async fn what_came_before_the_break_has_time_to_be_written() {
+        let (tx, mut body) = Body::channel();
+        drop(tx);
+        let began = Instant::now();
+        assert!(body.frame().now_or_never().is_none(), "it breaks off before its head can be written");
+        assert!(matches!(body.frame().await, Some(Err(Error::Abandoned))));
+        assert_eq!(began.elapsed(), BREAK_DELAY);
+    }
+
+    #[tokio::test]
+    async fn trailers_do_not_say_what_the_gate_says_itself() {
+        let names = ["idempotency-status", "x-end"].map(HeaderName::from_static);
+        let trailers: HeaderMap = names.iter().map(|name| (name.clone(), HeaderValue::from_static("x"))).collect();
+        let body = Body::with_trailers(Bytes::from_static(b"all"), trailers).without_trailers(names[..1].into());
+        let left = body.collect().await.unwrap().trailers().cloned().unwrap();
+        assert_eq!(left.keys().collect::<Vec<_>>(), ["x-end"]);
     }
 
     #[tokio::test]

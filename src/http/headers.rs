@@ -1,5 +1,7 @@
 //! Headers: what is removed from them and added to them in both directions, `Via` and loops, and hosts.
 
+use std::collections::HashSet;
+
 use http::header::{self, CONNECTION, CONTENT_LENGTH, HOST, IF_NONE_MATCH, TE, TRAILER, TRANSFER_ENCODING, VIA};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
@@ -120,22 +122,26 @@ pub fn is_end_to_end(name: &HeaderName) -> bool {
     !is_framing && !is_hop_by_hop(name)
 }
 
-/// The header names that `Connection` lists.
-struct ConnectionOptions(Vec<Box<[u8]>>);
+/// The headers of a message that its `Connection` lists.
+struct ConnectionOptions(HashSet<HeaderName>);
 
 impl ConnectionOptions {
     fn of(headers: &HeaderMap) -> Self {
         let mut lines = headers.get_all(CONNECTION).iter();
-        let (Some(first), second) = (lines.next(), lines.next()) else { return Self(Vec::new()) };
+        let (Some(first), second) = (lines.next(), lines.next()) else { return Self(HashSet::new()) };
         // The usual value. `Keep-Alive` is hop-by-hop and never forwarded.
         if second.is_none() && first.as_bytes().eq_ignore_ascii_case(b"keep-alive") {
-            return Self(Vec::new());
+            return Self(HashSet::new());
         }
-        Self([first].into_iter().chain(second).chain(lines).flat_map(tokens).map(Box::from).collect())
+        // Only those that are there: a list may have many more members than a message has headers.
+        let options = [first].into_iter().chain(second).chain(lines).flat_map(tokens);
+        let names = options.filter_map(|option| HeaderName::from_bytes(option).ok());
+        Self(names.filter(|name| headers.contains_key(name)).collect())
     }
 
     fn contains(&self, name: &HeaderName) -> bool {
-        self.0.iter().any(|options| options.eq_ignore_ascii_case(name.as_ref()))
+        // Most messages have none.
+        !self.0.is_empty() && self.0.contains(name)
     }
 }
 
@@ -214,8 +220,9 @@ pub fn without_names(headers: HeaderMap, names: &[HeaderName]) -> HeaderMap {
 
 /// Announces in `Trailer` those of `trailers` that it does not name: hyper sends only announced trailers (RFC 9110, 6.6.2).
 pub fn announce_trailers(headers: &mut HeaderMap, trailers: &HeaderMap) {
-    let is_missing = |name: &&str| !has_token(headers, &TRAILER, name);
-    let names: Vec<_> = trailers.keys().map(HeaderName::as_str).filter(is_missing).collect();
+    let announced = headers.get_all(TRAILER).iter().flat_map(tokens);
+    let announced: HashSet<_> = announced.filter_map(|name| HeaderName::from_bytes(name).ok()).collect();
+    let names: Vec<_> = trailers.keys().filter(|name| !announced.contains(*name)).map(HeaderName::as_str).collect();
     if !names.is_empty()
         && let Ok(value) = HeaderValue::from_str(&names.join(", "))
     {
@@ -526,6 +533,17 @@ mod tests {
         assert_eq!(out.get_all(VIA).iter().collect::<Vec<_>>(), ["given", "1.1 gate"]);
         assert_eq!(out["x-forwarded-for"], "127.0.0.9");
         assert_eq!(out["x-forwarded-proto"], "http");
+    }
+
+    /// A list that is as long as a head may be must not be searched for each of its headers.
+    #[test]
+    fn connection_options_are_those_headers_that_are_there() {
+        let long = format!("{}close, x-a, X-A,x-missing, x-a{}", ",".repeat(30_000), ", x-b".repeat(10_000));
+        let mut headers = map(&[("x-a", "1"), ("x-c", "1")]);
+        headers.append(CONNECTION, HeaderValue::from_str(&long).unwrap());
+        headers.append(CONNECTION, HeaderValue::from_static("x-c"));
+        let ConnectionOptions(options) = ConnectionOptions::of(&headers);
+        assert_eq!(options, ["x-a", "x-c"].map(HeaderName::from_static).into());
     }
 
     #[test]

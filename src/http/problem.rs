@@ -155,7 +155,7 @@ const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// The media type of problems (RFC 9457).
-const MEDIA_TYPE: &str = "application/problem+json";
+pub const MEDIA_TYPE: &str = "application/problem+json";
 
 /// Whole seconds, at least 1.
 pub fn whole_seconds(wait: Duration) -> u64 {

@@ -119,8 +119,8 @@ impl Upgrade {
         granted.peek().is_some() && granted.all(was_asked)
     }
 
-    /// Passes bytes between the two sides when both have switched.
-    pub fn join(self, response: &mut Response<Incoming>) {
+    /// Passes bytes between the two sides when both have switched. `guard` is dropped when that is over.
+    pub fn join(self, response: &mut Response<Incoming>, guard: impl Send + 'static) {
         let (client, upstream) = (self.client, hyper::upgrade::on(response));
         tokio::spawn(async move {
             let sides = async { Ok::<_, hyper::Error>((client.await?, upstream.await?)) };
@@ -132,6 +132,7 @@ impl Upgrade {
                 }
                 Err(error) => tracing::debug!(%error, "an upgrade failed"),
             }
+            drop(guard);
         });
     }
 }

@@ -36,6 +36,8 @@ pub enum Ambiguity {
     Case,
     /// The slash at its end.
     TrailingSlash,
+    /// The case of its method's letters, which count (RFC 9110, 9.1), though not to every server.
+    Method,
     /// More readings than are checked.
     TooManyReadings,
 }
@@ -51,6 +53,12 @@ impl fmt::Display for Ambiguous {
             Ambiguity::Case => "letters in upper and lower case may or may not be the same",
             Ambiguity::TrailingSlash => "the slash at the end may or may not count",
             Ambiguity::TooManyReadings => "it is encoded again and again",
+            Ambiguity::Method => {
+                return f.write_str(
+                    "the method has small letters, which some servers take for capitals, and different rules hold for that \
+                     method here; nothing was sent: write the method in capitals",
+                );
+            }
         };
         write!(
             f,
@@ -78,11 +86,12 @@ impl Router {
     ) -> Result<Option<&Arc<Route>>, Box<Ambiguous>> {
         let host = self.host_that_matters(host);
         let route = self.find_at(method, host, path);
+        let check = AmbiguityCheck { router: self, method, host, route };
+        check.check_method(path)?;
         if !self.paths_matter || !path.starts_with('/') {
             return Ok(route);
         }
         let bytes = path.as_bytes();
-        let check = AmbiguityCheck { router: self, method, host, route };
         check.check_folds(bytes, route)?;
         let is_unusual = match route {
             Some(route) => route.path.has_parameter_where(path, is_unusual),
@@ -109,6 +118,18 @@ impl<'a> AmbiguityCheck<'a> {
     fn candidates(&self) -> impl Iterator<Item = &'a Arc<Route>> {
         let Self { method, host, .. } = *self;
         self.router.ranked().filter(move |route| route.serves(method, host))
+    }
+
+    /// Checks the method in capitals, which is not the same method to the gate.
+    fn check_method(&self, path: &str) -> Result<(), Box<Ambiguous>> {
+        if !self.method.as_str().bytes().any(|byte| byte.is_ascii_lowercase()) {
+            return Ok(());
+        }
+        let Ok(capitals) = Method::from_bytes(self.method.as_str().to_ascii_uppercase().as_bytes()) else {
+            return Ok(());
+        };
+        let other = self.router.choose(&capitals, self.host, path)?;
+        self.check(Ambiguity::Method, PathVariant::raw(path.as_bytes()), other)
     }
 
     /// Checks each normalization of the path, with its folds.
@@ -225,7 +246,7 @@ const MAX_DECODINGS: u8 = 3;
 /// A normalization step of some server, and whether it decodes.
 type Step = (fn(&[u8]) -> Vec<u8>, bool);
 
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 15] = [
     (|path| decode(path, is_unreserved_byte), true),
     (|path| decode(path, |byte| byte != b'/'), true),
     (|path| decode(path, |_| true), true),
@@ -237,6 +258,7 @@ const STEPS: [Step; 14] = [
     (|path| each_segment(path, without_dots), false),
     (|path| each_segment(path, without_stream), false),
     (merged, false),
+    (without_authority, false),
     (resolved, false),
     (shortest, false),
     (in_ascii, false),
@@ -324,6 +346,19 @@ fn decode_code_points(path: &[u8]) -> Vec<u8> {
 /// With each segment changed.
 fn each_segment(path: &[u8], change: fn(&[u8]) -> &[u8]) -> Vec<u8> {
     path.split(|byte| *byte == b'/').map(change).collect::<Vec<_>>().join(&b'/')
+}
+
+/// Without what stands between two slashes at the start and the next one: to who resolves the target as a reference, it is an
+/// authority (RFC 3986, 4.2), as to `new URL(target, base)` in JavaScript.
+fn without_authority(path: &[u8]) -> Vec<u8> {
+    let is_slash = |byte: &u8| matches!(byte, b'/' | b'\\');
+    match path {
+        [first, second, rest @ ..] if is_slash(first) && is_slash(second) => match rest.iter().position(is_slash) {
+            Some(end) => rest[end..].to_vec(),
+            None => b"/".to_vec(),
+        },
+        _ => path.to_vec(),
+    }
 }
 
 /// Without what follows a `;`.

@@ -199,6 +199,8 @@ fn expect_continue_is_answered_by_the_gate() {
     client.send("body");
     client.response().expect(200, "executed");
     assert_eq!(upstream.last().body.bytes, b"body");
+    // It is met: an upstream that would refuse it would have its refusal replayed to clients that do not expect anything.
+    assert!(!upstream.last().head.has("expect"));
 }
 
 #[test]

@@ -240,3 +240,44 @@ fn connections_are_closed_in_an_orderly_way_while_draining() {
     response.expect(200, "executed");
     assert!(client.wire.is_closed_within(Duration::from_secs(10)));
 }
+
+/// As those of attempts: a client that gets no answer may send the request again by itself.
+#[test]
+fn a_forward_without_an_answer_at_the_end_of_a_drain_has_a_problem() {
+    let never = Signal::new();
+    let held = never.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("x").hold_until(&held));
+    let gate = Gate::before(&upstream).server("drain_timeout = \"300ms\"").start();
+    let address = gate.address;
+    let client = std::thread::spawn(move || Request::post("/elsewhere").body("{}").send(address));
+    upstream.wait_for_runs(1);
+    gate.stop();
+    let answer = client.join().unwrap();
+    assert_eq!((answer.status, &answer.json()["code"]), (504, &"upstream-timeout".into()), "{}", answer.show());
+    never.open();
+}
+
+#[test]
+fn a_drain_waits_for_upgraded_connections_as_long_as_it_may() {
+    let upstream = Upstream::scripted(|conn| {
+        let Some(_) = conn.next_head() else { return };
+        let answer = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nhello ";
+        drop(conn.wire.send(answer));
+        while conn.wire.some().is_ok_and(|bytes| !bytes.is_empty() && conn.wire.send(b"WORD").is_ok()) {}
+    });
+    for (patience, lasts) in [("30s", true), ("300ms", false)] {
+        let gate = Gate::before(&upstream).server(&format!("drain_timeout = \"{patience}\"")).start();
+        let mut client = Client::connect(gate.address);
+        client.send("GET /socket HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
+        assert!(client.head().start.starts_with(b"HTTP/1.1 101"));
+        assert_eq!(client.wire.until(b"hello ").unwrap(), b"hello ");
+        let stopping = std::thread::spawn(move || gate.stop());
+        if lasts {
+            std::thread::sleep(Duration::from_millis(300));
+            client.send("word");
+            assert_eq!(client.wire.until(b"WORD").unwrap(), b"WORD");
+            drop(client);
+        }
+        stopping.join().unwrap();
+    }
+}

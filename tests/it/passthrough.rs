@@ -204,6 +204,21 @@ fn expect_continue_passes() {
     assert_eq!(client.response().text(), "body");
 }
 
+/// A client that sees no byte of an answer takes its request for one that never arrived, and may send it again by itself.
+#[test]
+fn the_head_of_an_answer_that_breaks_off_arrives() {
+    for rest in ["", "half"] {
+        let head = format!("HTTP/1.1 200 OK\r\nX-A: 1\r\nContent-Length: 50\r\n\r\n{rest}");
+        let upstream = Upstream::start(move |_| Reply::raw(head.clone()).close());
+        let gate = plan(&upstream).start();
+        for turn in 0..20 {
+            let mut client = Client::connect(gate.address);
+            client.send(Request::post("/passed").body("x").bytes());
+            assert_eq!(client.head().get("x-a").as_deref(), Some("1"), "{turn}: {rest:?}");
+        }
+    }
+}
+
 #[test]
 fn many_listeners() {
     let upstream = Upstream::start(|_| Reply::ok("x"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
-use crate::gate::answer::{HeaderNames, Reply};
+use crate::gate::answer::Reply;
 use crate::gate::request::Head;
 use crate::gate::{Gate, RouteState};
 use crate::idempotency::key::{Found, KeyRule, KeySource};
@@ -128,7 +128,7 @@ impl IgnoredLog {
 
 /// A key that does nothing, and the request that carries it.
 pub(in crate::gate) struct IgnoredKey<'a> {
-    names: &'a HeaderNames,
+    gate: &'a Gate,
     state: &'a RouteState,
     method: Method,
     path: Box<str>,
@@ -140,7 +140,7 @@ impl<'a> IgnoredKey<'a> {
     pub(in crate::gate) fn of(gate: &'a Gate, state: &'a RouteState, head: &Head) -> Option<Self> {
         gate.key_places.has_key(&head.method, &head.uri, &head.headers).then(|| {
             let (method, path) = (head.method.clone(), head.uri.path());
-            Self { names: &gate.settings.headers, state, method, path: shortened(path).into() }
+            Self { gate, state, method, path: shortened(path).into() }
         })
     }
 
@@ -156,7 +156,7 @@ impl<'a> IgnoredKey<'a> {
                  that does, or one with mode = \"pass\" if none should"
             );
         }
-        reply.of_ignored_key(self.names)
+        reply.of_ignored_key(&self.gate.settings.headers).without_trailers(&self.gate.added)
     }
 }
 

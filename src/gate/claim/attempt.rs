@@ -231,7 +231,7 @@ pub(in crate::gate) async fn run(
 /// Sends the request once and takes in the answer.
 async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut Recipient) -> Exchanged {
     let limit = request.timeout();
-    let mut abandon = request.gate.shared.abandon.subscribe();
+    let mut abandon = request.gate.shared.drain.abandon.subscribe();
     if abandon.get() {
         return Exchanged::Failed(Ending::Unreachable, pass::unreachable());
     }
@@ -401,8 +401,7 @@ fn failed(request: &ProtectedRequest, ending: Ending, problem: Problem, settle: 
 
 /// What an attempt comes to that the gate waits for no longer.
 fn abandoned() -> Ended {
-    let detail = "the gate shuts down, and the upstream has not answered yet";
-    Ended::without_answer(hold(UnknownCause::Shutdown), Problem::new(Code::UpstreamTimeout, detail))
+    Ended::without_answer(hold(UnknownCause::Shutdown), pass::abandoned())
 }
 
 fn hold(cause: UnknownCause) -> End {

@@ -99,7 +99,7 @@ impl ProtectedRequest {
             is_unattended: false,
             proof,
             began: Instant::now(),
-            going: Arc::new(gate.shared.requests.subscribe()),
+            going: Arc::new(gate.shared.drain.requests.subscribe()),
             _permit: permit,
         }
     }
@@ -390,6 +390,7 @@ impl ProtectedRequest {
             ignored: None,
             watch: None,
             request: self.head.id,
+            drain: &self.gate.shared.drain,
         }
     }
 

@@ -351,7 +351,7 @@ impl ProtectedRequest {
             is_unattended: true,
             proof: record.proof,
             began: Instant::now(),
-            going: Arc::new(gate.shared.requests.subscribe()),
+            going: Arc::new(gate.shared.drain.requests.subscribe()),
             _permit: permit,
         })
     }

@@ -242,7 +242,7 @@ impl Gate {
         trial: Option<Trial>,
     ) {
         // A shutdown waits for it.
-        let going = self.shared.requests.subscribe();
+        let going = self.shared.drain.requests.subscribe();
         let (id, held) = (taken.delivery.id, taken.held());
         let disposition = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
             Ok(request) => match request.comes_before().await {

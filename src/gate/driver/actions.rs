@@ -196,7 +196,7 @@ impl ActionExecutor {
                 self.settle(end)?;
             }
             Action::Pause(pause) => {
-                let mut abandon = shared.abandon.subscribe();
+                let mut abandon = shared.drain.abandon.subscribe();
                 self.operate(async move {
                     tokio::select! {
                         biased;
@@ -305,7 +305,7 @@ impl ActionExecutor {
             let left = async { if let Some(client) = client { client.gone().await } else { pending().await } };
             let due = async { if let Some(at) = deadline { sleep_until(at).await } else { pending().await } };
             let is_told = self.is_told_of_shutdown;
-            let abandon = (waits && !is_told).then(|| self.shared.abandon.subscribe());
+            let abandon = (waits && !is_told).then(|| self.shared.drain.abandon.subscribe());
             let shutdown = async {
                 match abandon {
                     Some(mut abandon) => drop(abandon.wait_for(|abandon| *abandon).await),

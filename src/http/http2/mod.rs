@@ -54,7 +54,7 @@ const SEND_BUFFER: usize = 16 << 10;
 
 /// How many streams a client may reset before they are accepted, and how many the gate may reset for errors, before
 /// the connection ends.
-const MAX_PENDING_RESETS: usize = 20;
+const MAX_PENDING_RESETS: usize = 200;
 const MAX_ERROR_RESETS: usize = 100;
 
 /// The interval of keepalive pings, and the timeout for the reply.

@@ -8,7 +8,7 @@ pub(super) struct Reading {
 }
 
 /// How many steps there are. The first few take off an encoding.
-pub(super) const STEPS: usize = 13;
+pub(super) const STEPS: usize = 14;
 
 const DECODINGS: usize = 4;
 
@@ -93,6 +93,17 @@ fn done(step: usize, path: &str) -> String {
             let is_stream = capitals.ends_with(":$DATA") || capitals.ends_with(":$INDEX_ALLOCATION");
             if is_stream { piece.split(':').next().unwrap() } else { piece }
         }),
+        12 => {
+            let is_slash = |char: char| char == '/' || char == '\\';
+            let mut chars = path.chars();
+            let is_reference = chars.next().is_some_and(is_slash) && chars.next().is_some_and(is_slash);
+            let end = path.char_indices().skip(2).find(|(_, char)| is_slash(*char)).map_or(path.len(), |(at, _)| at);
+            match is_reference {
+                true if end == path.len() => "/".to_owned(),
+                true => path[end..].to_owned(),
+                false => path.to_owned(),
+            }
+        }
         11 => (0..0x80).fold(path.to_owned(), |path, byte: u8| {
             let (high, low) = (byte >> 6, 0x80 | byte & 0x3F);
             let forms: [&[u8]; 5] = [

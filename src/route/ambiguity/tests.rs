@@ -29,6 +29,9 @@ fn no_spelling_dodges_a_protected_route() {
     for path in [
         "/v1//charges",
         "//v1/charges",
+        "//a.example/v1/charges",
+        "/\\a.example/v1/charges",
+        "//a.example:80\\v1/charges",
         "/v1/./charges",
         "/./v1/charges",
         "/v1/x/../charges",
@@ -119,6 +122,27 @@ fn no_spelling_dodges_a_protected_route() {
     for path in ["/v1/charges/", "/v1/charges/7/"] {
         assert_eq!(chosen(&router, path), Err(Ambiguity::TrailingSlash), "{path}");
     }
+}
+
+/// Methods have a case (RFC 9110, 9.1), and some servers do not mind it.
+#[test]
+fn no_case_of_a_method_dodges_a_protected_route() {
+    let router = router(&CHARGES);
+    let everything = self::router(&[("/{*rest}", Mode::Protect)]);
+    let chosen = |router: &Router, method: &str, path: &str| {
+        let method = Method::from_bytes(method.as_bytes()).unwrap();
+        router.choose(&method, None, path).map(|route| route.is_some()).map_err(|ambiguous| ambiguous.kind)
+    };
+    for method in ["post", "Post", "pOST"] {
+        for path in ["/v1/charges", "/v1/charges/7"] {
+            assert_eq!(chosen(&router, method, path), Err(Ambiguity::Method), "{method} {path}");
+        }
+        assert_eq!(chosen(&router, method, "/v1//charges"), Err(Ambiguity::Normalization), "{method}");
+        assert_eq!(chosen(&router, method, "/v1/refunds"), Ok(false), "{method}");
+        assert_eq!(chosen(&everything, method, "/v1/refunds"), Err(Ambiguity::Method), "{method}");
+    }
+    assert_eq!(chosen(&everything, "get", "/v1/refunds"), Ok(false));
+    assert_eq!(chosen(&everything, "PoST-LIKE", "/v1/refunds"), Ok(false));
 }
 
 #[test]

@@ -100,7 +100,7 @@ pub(super) async fn relay_released(
 
 /// What comes of something, unless the gate shuts down and waits no longer.
 async fn or_shutdown<T>(request: &ProtectedRequest, relaying: impl Future<Output = T>) -> Option<T> {
-    let mut abandon = request.gate.shared.abandon.subscribe();
+    let mut abandon = request.gate.shared.drain.abandon.subscribe();
     tokio::select! {
         biased;
         _ = abandon.wait_for(|abandon| *abandon) => None,
