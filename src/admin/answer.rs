@@ -57,6 +57,8 @@ pub(super) enum Kind {
     NotConfigured,
     /// The record is unknown, and has to be resolved first.
     OutcomeUnknown,
+    /// Another record stands there than the request is about.
+    RecordChanged,
     RequestTooLarge,
     UnsupportedMediaType,
     /// Too many wrong tokens came from its address, for so many seconds.
@@ -81,6 +83,7 @@ impl Kind {
             Self::NotUnknown => "not-unknown",
             Self::NotConfigured => "not-configured",
             Self::OutcomeUnknown => "outcome-unknown",
+            Self::RecordChanged => "record-changed",
             Self::RequestTooLarge => "request-too-large",
             Self::UnsupportedMediaType => "unsupported-media-type",
             Self::Throttled(_) => "throttled",
@@ -100,6 +103,7 @@ impl Kind {
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::NotUnknown | Self::NotConfigured | Self::OutcomeUnknown => StatusCode::CONFLICT,
+            Self::RecordChanged => StatusCode::PRECONDITION_FAILED,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Throttled(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -119,6 +123,7 @@ impl Kind {
             Self::NotUnknown => "The record is not unknown",
             Self::NotConfigured => "This gate is not configured for it",
             Self::OutcomeUnknown => "The outcome of the request is unknown",
+            Self::RecordChanged => "The record has changed",
             Self::RequestTooLarge => "The request is too large",
             Self::UnsupportedMediaType => "The content type is not supported",
             Self::Throttled(_) => "Too many wrong tokens came from this address",

@@ -73,9 +73,11 @@ async fn dispatch(
         Resource::Stats => Ok(stats::answer(state, &asker).await),
         Resource::Observed => Ok(observed(state, &asker)),
         Resource::Records => records::list(state, query, &asker).await,
-        Resource::Record if *method == Method::DELETE => records::remove(state, parse_id(id)?, query, &asker).await,
+        Resource::Record if *method == Method::DELETE => {
+            records::remove(state, parse_id(id)?, query, request.headers(), &asker).await
+        }
         Resource::Record => records::show(state, parse_id(id)?, query, request.headers(), &asker).await,
-        Resource::Resolve => resolve::resolve(state, parse_id(id)?, request.into_body(), &asker).await,
+        Resource::Resolve => resolve::resolve(state, parse_id(id)?, request, &asker).await,
         Resource::Retry => deliveries::retry(state, parse_id(id)?, request.into_body(), &asker).await,
         Resource::Deliveries => deliveries::list(state, query, &asker).await,
         Resource::Pause => deliveries::pause(state, request.into_body(), true, &asker).await,

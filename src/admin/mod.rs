@@ -14,6 +14,7 @@ mod endpoints;
 mod forms;
 mod openapi;
 mod page;
+mod precondition;
 mod query;
 mod readiness;
 mod records;

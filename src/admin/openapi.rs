@@ -180,7 +180,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
             let reason = json!({ "type": "string", "pattern": forms::REASON, "maxLength": MAX_REASON });
             Operation {
                 answers: vec![(StatusCode::NO_CONTENT, "The record is gone, and its key is free.", None)],
-                parameters: vec![parameter("reason", reason, "Why; for the audit log.")],
+                parameters: vec![parameter("reason", reason, "Why; for the audit log."), if_match()],
                 ..Operation::read(
                     "purgeRecord",
                     "Remove a record: its key is free, and a retry runs again.",
@@ -206,6 +206,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
         }
         Resource::Resolve => Operation {
             answers: vec![(StatusCode::NO_CONTENT, "The record is resolved.", None)],
+            parameters: vec![if_match()],
             ..Operation::read("resolveRecord", "Say how an attempt ended whose outcome is unknown.", Value::Null)
         }
         .taking(schemas.of_request::<ResolveBody>()),
@@ -291,6 +292,15 @@ fn record_id() -> Value {
 
 fn parameter(name: &str, schema: Value, description: &str) -> Value {
     json!({ "name": name, "in": "query", "schema": schema, "description": description })
+}
+
+fn if_match() -> Value {
+    json!({
+        "name": "If-Match",
+        "in": "header",
+        "schema": { "type": "string" },
+        "description": "The ETag of the record as it was shown. If it is another by now, nothing is done.",
+    })
 }
 
 /// A parameter by which records are filtered.

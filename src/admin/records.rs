@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use http::header::ETAG;
 use http::{HeaderMap, HeaderName, StatusCode};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -13,6 +14,7 @@ use super::answer::{Answer, Kind, Problem, empty, json};
 use super::audit::AuditEvent;
 use super::bulk::purge_one;
 use super::endpoints::REVEALING;
+use super::precondition::{self, Precondition};
 use super::query::{self, Query};
 use super::scope::{Belongs, belongs};
 use super::view::{Extent, RecordView, Revealed, keeps_key};
@@ -161,7 +163,9 @@ pub(super) async fn show(
     if revealed.key && keeps_key(&found) {
         state.note(asker, AuditEvent::ReadKey { found: &found }).await?;
     }
-    Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, Extent::Described(revealed), asker.role)))
+    let mut answer = json(StatusCode::OK, &RecordView::of(&found, &on_file, Extent::Described(revealed), asker.role));
+    answer.headers_mut().insert(ETAG, precondition::etag(&found));
+    Ok(answer)
 }
 
 /// What `answer` and `key` ask for.
@@ -186,18 +190,22 @@ pub(super) async fn remove(
     state: &State,
     id: RecordId,
     query: Option<&str>,
+    headers: &HeaderMap,
     asker: &Principal,
 ) -> Result<Answer, Problem> {
     let reason = query::reason(query)?;
     if let Some(reason) = &reason {
         check_reason(reason)?;
     }
+    let precondition = Precondition::of(headers);
     let found = match find(state, id).await {
         Err(problem) if problem.is_about_the_record() => {
+            precondition.check(None)?;
             return deliveries::discard(state, id, reason.as_deref(), asker).await;
         }
         found => found?,
     };
+    precondition.check(Some(&found))?;
     let deed = AuditEvent::Purge { found: &found, reason: reason.as_deref() };
     let begun = state.begin(asker, deed).await?;
     let removed = purge_one(&**state.opened()?, &found).await.map_err(unavailable);

@@ -5,8 +5,8 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::StatusCode;
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::{Request, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use schemars::generate::SchemaGenerator;
@@ -20,6 +20,7 @@ use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, empty};
 use super::audit::AuditEvent;
 use super::forms;
+use super::precondition::Precondition;
 use super::records::{MAX_REASON, absent, check_optional, find, unavailable};
 use crate::idempotency::codec::{self, Content};
 use crate::idempotency::record::{self, Record, RecordId};
@@ -86,9 +87,16 @@ pub(super) enum Resolution {
 }
 
 /// `POST /api/v1/records/{id}/resolve`
-pub(super) async fn resolve(state: &State, id: RecordId, body: Incoming, asker: &Principal) -> Result<Answer, Problem> {
-    let (resolution, reason) = parse(&receive(body).await?)?;
+pub(super) async fn resolve(
+    state: &State,
+    id: RecordId,
+    request: Request<Incoming>,
+    asker: &Principal,
+) -> Result<Answer, Problem> {
+    let precondition = Precondition::of(request.headers());
+    let (resolution, reason) = parse(&receive(request.into_body()).await?)?;
     let found = find(state, id).await?;
+    precondition.check(Some(&found))?;
     resolution.check(&found)?;
     let deed = AuditEvent::Resolve { found: &found, resolution: resolution.as_str(), reason: &reason };
     let begun = state.begin(asker, deed).await?;
