@@ -68,10 +68,10 @@ pub(super) struct Stats {
     routes: Vec<RouteStats>,
     /// The configured consumers, by their names.
     consumers: Vec<ConsumerStats>,
-    /// Records of the whole store, when they were last counted, by their state.
-    records: BTreeMap<&'static str, u64>,
-    /// Accepted requests of the whole store, when they were last counted, by `queued` and `dead`.
-    deliveries: BTreeMap<&'static str, u64>,
+    /// Records of the whole store, when they were last counted, by their state. Nothing until the store is open.
+    records: Option<BTreeMap<&'static str, u64>>,
+    /// Accepted requests of the whole store, when they were last counted, by `queued` and `dead`. Nothing until the store is open.
+    deliveries: Option<BTreeMap<&'static str, u64>>,
     /// How long ago the oldest of the queued was accepted, when they were last counted. Nothing if there is none.
     oldest_delivery_seconds: Option<f64>,
     /// The unknown record of this service that was claimed first. Nothing if there is none, or the store has not said.
@@ -216,6 +216,8 @@ impl Stats {
     fn new(state: &State, asker: &Principal, reason: Option<&'static str>, oldest: Option<Oldest>) -> Self {
         let (traffic, levels) = (state.metrics.traffic(), state.metrics.levels());
         let since = Since::new(state, &traffic);
+        // Before that, no zero has been counted.
+        let is_open = state.store.get().is_some();
         let limits = limits(state, &levels);
         let used = |limit: Limit| limits.iter().find(|level| level.limit == limit.as_str())?.used;
         let routes = routes(state, &traffic, &levels);
@@ -244,8 +246,9 @@ impl Stats {
             latency: Latency::of(&all.since(&all_before)),
             routes: routes.iter().map(route).collect(),
             consumers: levels.consumers.into_iter().map(ConsumerStats::of).collect(),
-            records: record::State::ALL.map(record::State::as_str).into_iter().zip(levels.records).collect(),
-            deliveries: deliveries::STATES.into_iter().zip(levels.deliveries).collect(),
+            records: is_open
+                .then(|| record::State::ALL.map(record::State::as_str).into_iter().zip(levels.records).collect()),
+            deliveries: is_open.then(|| deliveries::STATES.into_iter().zip(levels.deliveries).collect()),
             oldest_delivery_seconds: levels.oldest_delivery.map(rounded),
             oldest_unknown: oldest.map(OldestUnknown::of),
             store: StoreStats {

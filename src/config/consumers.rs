@@ -110,6 +110,9 @@ pub(super) fn read(root: &Table<'_>, router: &Router) -> Vec<Settings> {
     consumers
 }
 
+/// Properties that tell no message from the next.
+const SHARED: [&str; 7] = ["app-id", "exchange", "partition", "routing-key", "subject", "topic", "type"];
+
 /// A record that is lost lets a message run again.
 pub(super) fn advise_on_store(root: &Table<'_>, consumers: &[Settings], unfit_store: Option<&str>) {
     if let (Some(store), false) = (unfit_store, consumers.is_empty()) {
@@ -147,6 +150,13 @@ fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
             let hint = format!("write [\"{}\"], for instance", source.default_key()[0]);
             table.report("key", Wrong::new(what).hint(hint));
         }
+    }
+    let is_shared =
+        |place: &&MessageKeySource| matches!(place, MessageKeySource::Property(name) if SHARED.contains(&&**name));
+    for place in places.iter().filter(is_shared) {
+        let message = format!("`{place}` is the same for many messages, and those with the same key count as one");
+        let effect = "the others are acknowledged without a run, or are dead letters";
+        table.advise("key", format!("{message}: {effect}; name what the publisher sets anew for each message"));
     }
     if let (Source::Nats(_), Some(subject)) = (&source, &keys.dead_letter)
         && subject.contains(|char: char| char.is_whitespace() || matches!(char, '*' | '>'))
@@ -226,6 +236,9 @@ mod tests {
         assert!(advised.len() == 1 && advised[0].message.contains("`routing-key` is not a property"), "{advised:?}");
         let key = loaded.consumers[0].key.0.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(key, ["property:position"]);
+        let shared = of("[\"property:subject\", \"property:position\"]").expect("it can be read");
+        let advised: Vec<_> = shared.advice.iter().filter(|advice| advice.key.ends_with("key")).collect();
+        assert!(advised.len() == 1 && advised[0].message.contains("the same for many messages"), "{advised:?}");
         assert!(of("[\"property:routing-key\"]").is_err(), "none is left");
         assert!(of("[\"property:x\", \"property:position\"]").is_err(), "no broker has it");
     }

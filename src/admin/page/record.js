@@ -168,7 +168,7 @@ function about(kind, record) {
     h("label", { for: "status" }, "Status"), status, h("label", { for: "headers" }, "Headers", h("span", { class: "hint" }, "one a line, as Name: value")), headers,
     h("label", { for: "body" }, "Body", h("span", { class: "hint" }, "text, sent as UTF-8")), body);
   const short = shortId(record.id);
-  let action = kind === "purge" ? "purge" : null;
+  let action = kind === "purge" ? "purge" : null, match;
 
   function choose(event) {
     action = event.target.value;
@@ -191,9 +191,10 @@ function about(kind, record) {
   async function look(reason) {
     const fresh = await ask(`/api/v1/records/${record.id}`);
     const { name, what } = ACTS[action];
-    const isChanged = fresh.state !== record.state || fresh.request !== record.request;
+    match = fresh.etag;
     return { name, isDanger: action !== "complete",
-      changed: isChanged ? `The record changed since you opened it: it was ${record.state}, and is ${fresh.state} now.` : null,
+      changed: fresh.etag === record.etag ? null
+        : `The record changed since you opened it: ${fresh.state === record.state ? "another attempt claimed it" : `it was ${record.state}, and is ${fresh.state} now`}.`,
       parts: [h("p", { class: "say" }, what),
         fresh.state === "in-flight" ? h("p", { class: "wrong" }, "Its attempt still runs and is not stopped: a retry may run beside it.") : null,
         facts([["Record", code(fresh.id)], ["State", stateWord(fresh.state)], ["Route", fresh.route], ["Request", code(`${fresh.method ?? "?"} ${fresh.path ?? "?"}`)], ["Key", code(fresh.key)],
@@ -202,8 +203,8 @@ function about(kind, record) {
   }
 
   async function act(reason) {
-    if (action === "purge") await ask(`/api/v1/records/${record.id}${query({ reason })}`, { method: "DELETE" });
-    else await ask(`/api/v1/records/${record.id}/resolve`, { method: "POST", body: { action, reason,
+    if (action === "purge") await ask(`/api/v1/records/${record.id}${query({ reason })}`, { method: "DELETE", match });
+    else await ask(`/api/v1/records/${record.id}/resolve`, { method: "POST", match, body: { action, reason,
       ...(action === "complete" ? { status: Number(status.value), headers: lines(), body_base64: base64(body.value) } : {}) } });
     return ACTS[action].done(short);
   }

@@ -27,6 +27,7 @@ async fn it_says_what_is_and_what_was_lately() {
     let waiting = stats(&admin).await;
     assert_eq!((&waiting["ready"], &waiting["reason"]), (&json!(false), &json!("starting")));
     assert_eq!((&waiting["store"]["kind"], &waiting["oldest_unknown"]), (&Value::Null, &Value::Null));
+    assert_eq!((&waiting["records"], &waiting["deliveries"]), (&Value::Null, &Value::Null), "nothing was counted");
     let admin = crate::admin::testing::with_store(admin).await;
     let usage = Usage::new(&Limits { max_requests: 7, ..Limits::default() }, &admin.state.metrics);
     admin.state.set_usage(usage.clone());

@@ -9,6 +9,7 @@ use http::{HeaderName, Method};
 use super::super::declare::Keys as _;
 use super::super::node::Table;
 use super::super::units::show_duration;
+use crate::idempotency::grpc::Status;
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy, StoreFailure};
 use crate::idempotency::recovery::{Probe, Recovery};
@@ -129,6 +130,25 @@ pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
                 ),
             );
         }
+    }
+}
+
+/// What libraries and proxies make of a call that was cut off, too: the service may have done its work.
+const CUT_OFF: [Status; 5] =
+    [Status::Cancelled, Status::Unknown, Status::DeadlineExceeded, Status::Internal, Status::DataLoss];
+
+/// The same of calls.
+pub(super) fn on_calls(table: &Table<'_>, route: &str, policy: &Policy) {
+    for status in CUT_OFF.into_iter().filter(|status| policy.outcomes.grpc.get(status) == Some(&Action::Release)) {
+        let name = status.name();
+        table.advise(
+            "outcomes",
+            format!(
+                "route `{route}` has \"grpc:{name}\" = \"release\": libraries and proxies also give {name} for calls that were cut \
+                 off, which may have taken effect, and a retry runs again; leave it out unless the service gives it before it \
+                 does anything"
+            ),
+        );
     }
 }
 

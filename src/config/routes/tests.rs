@@ -148,6 +148,10 @@ fn keys_that_requests_share_and_releases_of_the_unknown_are_advised_against() {
         let told = advised(&format!("{APP}{route}outcomes = {{ {outcomes} }}\n"), "outcomes");
         assert!(told.len() == count && told.iter().all(|told| told.contains("may still run")), "{told:?}");
     }
+    for (status, count) in [("13", 1), ("INTERNAL", 1), ("UNKNOWN", 1), ("UNAVAILABLE", 0), ("NOT_FOUND", 0)] {
+        let told = advised(&format!("{APP}{route}outcomes = {{ \"grpc:{status}\" = \"release\" }}\n"), "outcomes");
+        assert!(told.len() == count && told.iter().all(|told| told.contains("cut off")), "{status}: {told:?}");
+    }
 }
 
 #[test]
