@@ -48,8 +48,9 @@ keys! {
         /// How long requests are still accepted after SIGTERM, while `/readyz` answers 503 already: as long as a balancer
         /// needs to notice. A second signal ends it. drain_timeout counts from then on.
         shutdown_delay: Duration = Duration::ZERO => time();
-        /// How long SIGTERM waits for attempts in progress; those that do not end in time are recorded as unknown. If
-        /// omitted, the longest timeout of an upstream.
+        /// How long SIGTERM waits for what runs: attempts, other requests, and connections that have switched protocols. Attempts
+        /// that do not end in time are recorded as unknown, and clients without an answer get 504. If omitted, the longest timeout
+        /// of an upstream.
         drain_timeout: Option<Duration> = None => time().optional(), Example("\"60s\"");
         /// The proxies in front of this one: addresses and networks, such as ["10.0.0.0/8", "fd00::/8", "127.0.0.1"]. Only
         /// these are believed about a client: its address (for a scope with `client-ip`) is the nearest one that is not
