@@ -170,6 +170,11 @@ fn read_token(file: PathBuf) -> anyhow::Result<String> {
 #[error("{0}")]
 pub(super) struct NotConnected(String);
 
+/// The gate finds that what it was asked makes no sense.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct WrongParameter(String);
+
 /// Sends requests to one admin listener, each on a connection of its own.
 pub(super) struct AdminClient {
     address: String,
@@ -202,7 +207,9 @@ impl AdminClient {
     pub(super) async fn send(&self, method: Method, target: &str, body: Option<&Value>) -> anyhow::Result<Value> {
         let (status, body) = self.exchange_within(TIMEOUT, method, target, body).await?;
         if !status.is_success() {
-            bail!(self.refusal(status, &body));
+            let refusal = self.refusal(status, &body);
+            // What it asks comes from the command line.
+            bail!(if status == StatusCode::BAD_REQUEST { anyhow!(WrongParameter(refusal)) } else { anyhow!(refusal) });
         }
         if body.is_empty() {
             return Ok(Value::Null);

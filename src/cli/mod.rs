@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
+use self::http_client::WrongParameter;
 use self::serve::WatchedFile;
 use crate::config::{Flags, Problem, Problems, Resolved, Sources, load};
 use crate::telemetry::logs::{self, Format};
@@ -39,6 +40,9 @@ mod table;
 
 /// What the process ends with where its configuration is wrong (`EX_CONFIG` of sysexits.h).
 const BAD_CONFIGURATION: u8 = 78;
+
+/// The same where its command line is wrong.
+const WRONG_USAGE: u8 = 2;
 
 /// A reverse proxy that makes unmodified HTTP services safe to retry.
 #[derive(Debug, Parser)]
@@ -120,7 +124,11 @@ pub fn main() -> ExitCode {
     };
     run(cli.command).unwrap_or_else(|error| {
         complain(&format!("oncegate: {}", describe(&error)));
-        if error.is::<Problems>() { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
+        match () {
+            () if error.is::<Problems>() => ExitCode::from(BAD_CONFIGURATION),
+            () if error.is::<WrongParameter>() => ExitCode::from(WRONG_USAGE),
+            () => ExitCode::FAILURE,
+        }
     })
 }
 

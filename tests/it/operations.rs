@@ -19,6 +19,23 @@ fn config_of(plan: &Plan) -> String {
 }
 
 #[test]
+fn a_filter_that_makes_no_sense_is_a_wrong_command_line() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let admin = gate.admin.to_string();
+    for args in [
+        &["records", "list", "--scope", "foo"][..],
+        &["records", "list", "--after", "nonsense"],
+        &["records", "purge", "--scope", "foo", "--dry-run"],
+        &["audit", "--action", "foo"],
+    ] {
+        let (status, out, error) = oncegate(&[args, &["--admin", &admin]].concat());
+        assert_eq!((status, &*out), (2, ""), "{args:?}: {error}");
+        assert!(error.starts_with("oncegate: bad-request: "), "{args:?}: {error}");
+    }
+}
+
+#[test]
 fn health_is_one_line_and_an_exit_status() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let gate = Gate::before(&upstream).start();

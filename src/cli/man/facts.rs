@@ -19,7 +19,7 @@ pub(in crate::cli) struct Facts {
 }
 
 /// How every command ends where its command line is wrong.
-const WRONG_USAGE: (u8, &str) = (2, "The command line is wrong.");
+const WRONG_USAGE: (u8, &str) = (crate::cli::WRONG_USAGE, "The command line is wrong.");
 
 /// How a command ends that only prints something.
 const PRINTED: &[(u8, &str)] = &[(0, "The text is printed."), (1, "The output cannot be written.")];
