@@ -75,7 +75,7 @@ impl StoreOp {
     pub const COUNT: usize = Self::SweepDeliveries as usize + 1;
 
     /// Those that requests wait for.
-    pub const OF_REQUESTS: [Self; 4] = [Self::Claim, Self::Supersede, Self::Settle, Self::Renew];
+    pub const OF_REQUESTS: [Self; 5] = [Self::Claim, Self::Supersede, Self::Settle, Self::Renew, Self::Accept];
 
     const ALL: [Self; Self::COUNT] = [
         Self::Claim,
