@@ -50,6 +50,17 @@ fn messages(gate: &Gate) -> Vec<String> {
     lines.filter_map(|line| Some(line["message"].as_str()?.to_owned())).collect()
 }
 
+/// What a start says of a configuration that is accepted, a reload says too.
+#[test]
+fn a_reload_gives_advice() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let gate = plan.start();
+    assert!(reload(&gate, &plan.defaults("outcomes = { timeout = \"release\" }\n")));
+    let advised = || messages(&gate).iter().any(|message| message.contains("advice: ")).then_some(());
+    eventually("the advice", advised);
+}
+
 #[test]
 fn routes_policies_and_upstreams_are_replaced() {
     let (one, other) = (Upstream::start(|_| Reply::ok("one")), Upstream::start(|_| Reply::ok("other")));

@@ -188,6 +188,7 @@ impl Serving {
         // Its address stays, whatever the configuration says now.
         admin_is_guarded(self.admin, &config.admin)?;
         files::share_out(&mut config);
+        let advice = std::mem::take(&mut config.advice);
         let access_log = match config.access_log.take() {
             Some(settings) => Some(Output::open_in_background(settings).await?),
             None => None,
@@ -257,6 +258,9 @@ impl Serving {
             );
         }
         tracing::info!(routes = count, "configuration reloaded");
+        for advice in advice {
+            tracing::info!("{advice}");
+        }
         if self.summary != summary {
             summary.log(self.log_format);
             self.summary = summary;
