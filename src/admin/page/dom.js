@@ -133,7 +133,7 @@ export function pager({ gate, signal, announce, hint, read, show }, cursors = hi
 }
 
 // A bar of a part from 0 to 1. Its number stands in another column.
-export function measure(part) {
+function measure(part) {
   return () => {
     const inner = h("span");
     const outer = h("span", { class: "measure", "aria-hidden": "true" }, inner);

@@ -39,7 +39,7 @@ const TROUBLE = {
 const UNITS = { max_buffered_memory: bytes, max_buffered_disk: bytes };
 
 // What is wrong: { key, line }, and { href, link } where a view shows more.
-export function complaints(stats) {
+function complaints(stats) {
   const found = [];
   const add = (key, line, href, link) => found.push({ key, line, href, link });
   if (!stats.ready) add("ready", `The gate is not ready. ${reasonOf(stats)}`);
@@ -48,7 +48,7 @@ export function complaints(stats) {
     if (now > 0) add(outcome, `${sentence} There are ${rate(now)} a second.`);
   }
   for (const error of stats.store.errors)
-    if (error.per_second > 0) add(`${error.op} ${error.kind}`, `The store fails at ${error.op}: ${error.kind}, ${rate(error.per_second)} a second.`);
+    if (error.per_second > 0) add(`${error.store} ${error.op} ${error.kind}`, `The store fails at ${error.op}: ${error.kind}, ${rate(error.per_second)} a second.`);
   for (const { limit, used, max } of stats.limits)
     if (max > 0 && used >= 0.9 * max) add(limit, `The limit ${limit} is nearly reached: ${(UNITS[limit] ?? count)(used)} of ${(UNITS[limit] ?? count)(max)}.`);
   if (stats.deliveries?.dead > 0) add("dead", `Accepted requests were given up: ${count(stats.deliveries.dead)}.`, "#/deliveries?state=dead", "Show them");
