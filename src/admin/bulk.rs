@@ -25,7 +25,7 @@ use super::resolve::{Resolution, from_object, receive};
 use super::scope::{Belongs, belongs};
 use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
-use crate::idempotency::record::{self, Attempt, Record, RecordId, Timestamp};
+use crate::idempotency::record::{self, AttemptToken, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
 use crate::store::deliveries::{Sequence, remove_of};
 use crate::store::{End, Error, ErrorKind, Filter, NewRecord, Origin, OriginId, RecordEntry, Settled, Store};
@@ -361,7 +361,7 @@ async fn remove_unchanged(store: &dyn Store, found: &RecordEntry) -> Result<bool
         record::State::Completed => {
             let mut token = [0; 16];
             getrandom::fill(&mut token).map_err(|error| Error::determinate(ErrorKind::Other, error))?;
-            let attempt = Attempt(token);
+            let attempt = AttemptToken(token);
             let (ttl, origin) = (LEASE, origin.as_ref().map_or(OriginId(0), Origin::id));
             let unknown_ttl = details(record).unknown_ttl.unwrap_or(UNKNOWN_TTL);
             let own = NewRecord { attempt, origin, lease: LEASE, ttl, unknown_ttl, head: record.head.clone() };

@@ -85,7 +85,7 @@ impl Client {
     }
 
     /// Its answer is ready.
-    pub(super) fn is_answered(&self) {
+    pub(super) fn answered(&self) {
         let mut state = self.state();
         state.is_answering = false;
         state.quiet_since = Instant::now();
@@ -130,7 +130,7 @@ mod tests {
         all[0].0.asks();
         all[1].0.asks();
         tokio::time::advance(Duration::from_secs(1)).await;
-        all[1].0.is_answered();
+        all[1].0.answered();
         all[2].0.asks();
         all[2].0.proves_itself();
         connect(&mut clients).await;
@@ -151,7 +151,7 @@ mod tests {
             let (client, task) = connect(clients).await;
             client.asks();
             client.proves_itself();
-            client.is_answered();
+            client.answered();
             let is_proven = client.state().is_proven;
             (is_proven, task)
         };

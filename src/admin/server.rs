@@ -152,7 +152,7 @@ async fn exchanges<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         let answer = async move { api::answer(&state, request, address, &asking).await };
         async move {
             let answer = if changes { detached(answer).await } else { attached(answer).await };
-            client.is_answered();
+            client.answered();
             Ok::<_, Infallible>(for_browsers(answer))
         }
     });

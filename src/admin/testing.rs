@@ -18,7 +18,7 @@ use crate::idempotency::codec::{Answer, Details, Head};
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::identity::{RecordIdHasher, RecordIdHashers};
 use crate::idempotency::key::Key;
-use crate::idempotency::record::{Attempt, RecordId, RequestId, Timestamp};
+use crate::idempotency::record::{AttemptToken, RecordId, RequestId, Timestamp};
 use crate::idempotency::scope::{Caller, ScopePart};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::deliveries::{self as queue, Acceptance, Lane, NewDelivery};
@@ -183,7 +183,7 @@ impl Admin {
     }
 
     /// Claims `key` as the gate would, and gives its id and its attempt.
-    pub(crate) async fn claim(&self, route: &str, key: &str) -> (RecordId, Attempt) {
+    pub(crate) async fn claim(&self, route: &str, key: &str) -> (RecordId, AttemptToken) {
         let (id, attempt, head) = Self::request(route, key);
         let fresh = NewRecord {
             attempt,
@@ -207,12 +207,12 @@ impl Admin {
     }
 
     /// The id of a request, its attempt, and what its record keeps of it.
-    fn request(route: &str, key: &str) -> (RecordId, Attempt, Bytes) {
+    fn request(route: &str, key: &str) -> (RecordId, AttemptToken, Bytes) {
         let key = Key::parse(key, 255).unwrap();
         let headers = HeaderMap::new();
         let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
         let id = identifier().id(route, &[ScopePart::Host], caller, &key);
-        let attempt = Attempt(std::array::from_fn(|i| id.0[i] ^ 0x5a));
+        let attempt = AttemptToken(std::array::from_fn(|i| id.0[i] ^ 0x5a));
         let recipe = Recipe::default();
         let fingerprint = Fingerprint { recipe, digest: [7; 32] };
         let details = Details {
@@ -233,11 +233,11 @@ impl Admin {
         (id, attempt, head.encode())
     }
 
-    pub(super) async fn end(&self, id: RecordId, attempt: Attempt, end: End) {
+    pub(super) async fn end(&self, id: RecordId, attempt: AttemptToken, end: End) {
         assert!(matches!(self.store.settle(id, attempt, end).await.unwrap(), Settled::Done { .. }));
     }
 
-    pub(crate) async fn unknown(&self, route: &str, key: &str) -> (RecordId, Attempt) {
+    pub(crate) async fn unknown(&self, route: &str, key: &str) -> (RecordId, AttemptToken) {
         let (id, attempt) = self.claim(route, key).await;
         self.end(id, attempt, End::Hold { cause: UnknownCause::Shutdown.encode() }).await;
         (id, attempt)

@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use super::Phase;
 use super::testing::{Admin, KEY, LEASE, START, origin, start, start_without_store};
 use crate::idempotency::codec::Answer;
-use crate::idempotency::record::{Attempt, RecordId, State, Timestamp};
+use crate::idempotency::record::{AttemptToken, RecordId, State, Timestamp};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
 use crate::store::{End, NewRecord, Origin, Store};
@@ -282,7 +282,7 @@ async fn the_records_of_another_service_are_not_there() {
     admin.store.adopt(vec![other.clone()], Vec::new(), false).await.unwrap();
     let id = RecordId([3; 32]);
     let fresh = NewRecord {
-        attempt: Attempt([1; 16]),
+        attempt: AttemptToken([1; 16]),
         origin: other.id(),
         lease: LEASE,
         ttl: LEASE,
@@ -300,7 +300,7 @@ async fn the_records_of_another_service_are_not_there() {
 async fn a_record_that_cannot_be_read_is_shown_and_said_to_be_so() {
     let admin = start(None).await;
     let fresh = NewRecord {
-        attempt: Attempt([1; 16]),
+        attempt: AttemptToken([1; 16]),
         origin: origin("charge").id(),
         lease: LEASE,
         ttl: LEASE,

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::settings::address;
-use super::source::{CONSUMER, End, EndReply, Error, Memory, POSITION, REASON, Received, Subscription};
+use super::source::{AcrossConnections, CONSUMER, End, EndReply, Error, POSITION, REASON, Received, Subscription};
 use super::{Nats, NatsLogin, Settings};
 
 mod unreadable;
@@ -95,7 +95,7 @@ pub(super) async fn subscribe(
     settings: &Arc<Settings>,
     source: &Nats,
     most: u16,
-    memory: &Memory,
+    memory: &AcrossConnections,
 ) -> Result<Box<dyn Subscription>, Error> {
     let (lost, is_lost) = watch::channel(false);
     let options = match &source.login {

@@ -81,7 +81,7 @@ impl Outage {
 
     /// A connection ended with a dead letter that the broker did not take. It takes the end of other messages all the same: those
     /// prove nothing then.
-    pub(super) fn is_refused(&mut self, is_dead_letter: bool) {
+    pub(super) fn note_refusal(&mut self, is_dead_letter: bool) {
         self.refuses_dead_letters = is_dead_letter;
     }
 

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Settings;
 use super::outage::Outage;
-use super::source::{End, EndReply, Error, Memory, Received, Subscription, subscribe};
+use super::source::{AcrossConnections, End, EndReply, Error, Received, Subscription, subscribe};
 use crate::gate::{Disposition, Gate, Message, Tries};
 use crate::idempotency::key::Found;
 use crate::telemetry::consumers::{ConsumerMetrics, Ended};
@@ -72,7 +72,7 @@ pub async fn consume(
         settings,
     });
     let mut outage = Outage::new(Arc::clone(&shared.settings.name), shared.settings.source.to_string());
-    let mut memory = Memory::default();
+    let mut memory = AcrossConnections::default();
     while !*stop.borrow() {
         let opening = timeout(CONNECT, subscribe(&shared.settings, shared.most_taken(), &memory));
         let opened = tokio::select! {
@@ -157,7 +157,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     let reply = timeout(self.subscription.patience(), self.subscription.end(*receipt, end)).await;
                     let reply =
                         reply.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())));
-                    let reply = reply.inspect_err(|_| self.outage.is_refused(matches!(end, End::Dead(_))))?;
+                    let reply = reply.inspect_err(|_| self.outage.note_refusal(matches!(end, End::Dead(_))))?;
                     if let EndReply::Refused(error) = reply {
                         refused.again(&error);
                         self.metrics.dead_letter_refused();

@@ -63,7 +63,7 @@ pub(super) enum EndReply {
 
 /// What a consumer knows from one connection to the next.
 #[derive(Default)]
-pub(super) struct Memory {
+pub(super) struct AcrossConnections {
     /// Whether it lost one before.
     pub(super) was_lost: bool,
     /// How far it has looked for messages that it cannot read.
@@ -107,7 +107,7 @@ pub(super) trait Subscription: Send {
 pub(super) async fn subscribe(
     settings: &Arc<Settings>,
     most: u16,
-    memory: &Memory,
+    memory: &AcrossConnections,
 ) -> Result<Box<dyn Subscription>, Error> {
     match &settings.source {
         #[cfg(feature = "amqp")]

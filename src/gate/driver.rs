@@ -60,7 +60,7 @@ impl Gate {
         };
         let (route, step) = match admission {
             Admission::Routed(route, step) => {
-                pending.is_of(&self.states[&route.name], &head);
+                pending.set_route(&self.states[&route.name], &head);
                 (route, step)
             }
             Admission::Ambiguous(ambiguous) => {
@@ -68,7 +68,7 @@ impl Gate {
                 return self.refused_early(&head, Admission::Ambiguous(ambiguous), problem);
             }
             Admission::Unrouted => {
-                pending.is_of(&self.unrouted, &head);
+                pending.set_route(&self.unrouted, &head);
                 if !permit.attribute(&|| head.party(None)) {
                     return self.refused_early(&head, Admission::Unrouted, overloaded(TOO_MANY_OF_ONE));
                 }
@@ -100,7 +100,7 @@ impl Gate {
             return self.refused_early(&head, Admission::Routed(route, step), overloaded(TOO_MANY_OF_ONE));
         }
         // 5. Do what the route does with it.
-        head.is_protected(!matches!(step, Step::Forward(_)));
+        head.note_protected(!matches!(step, Step::Forward(_)));
         let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head.headers));
         let reply = match step {
             Step::Refuse(refusal) => self.refused(route, id, refusal),
@@ -157,7 +157,7 @@ impl Gate {
                     Step::Refuse(refusal) => return self.refused(route, request_id, refusal),
                     Step::Verify { .. } => return refuse(unverified(), true),
                     Step::Forward(_) | Step::NeedBody => {
-                        head.is_protected(false);
+                        head.note_protected(false);
                         let (upstream, options) =
                             (&self.upstreams[route.upstream], ForwardOptions::of(self, state, route, &head));
                         let outcome = Outcome::Passed;

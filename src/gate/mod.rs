@@ -39,7 +39,7 @@ use self::claim::renewal;
 use self::delivery::circuit::Circuit;
 pub use self::delivery::deliver::deliver_accepted;
 pub use self::delivery::disposition::{Disposition, Tries};
-pub use self::delivery::message::{Message, Permission};
+pub use self::delivery::message::{CircuitPermit, Message};
 use self::delivery::request_status;
 use self::describe::policy_page::PolicyPage;
 pub use self::identity::newer_rules::{KNOWN_AFTER, follow_rules, replaces};
@@ -365,7 +365,7 @@ impl Gate {
         let reply = match step {
             Step::Forward(_) => ForwardOptions::of(self, &state, route, head).problem(problem),
             step => {
-                head.is_protected(true);
+                head.note_protected(true);
                 self.refused(route, head.id, Refusal { problem, has_key: step.has_key() })
             }
         };
@@ -411,7 +411,7 @@ impl Handler for Gate {
         let mut pending = PendingReply::new(&self.unrouted);
         let permitted = permit.as_ref().map_err(|why| *why);
         let (state, reply) = self.answer(request, (id, notes), peer, permitted, &mut pending).await;
-        pending.is_answered();
+        pending.answer_began();
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&state, id, outcome, &response, began);
         let timer = state.metrics.answered(outcome, response.status(), began);

@@ -97,7 +97,7 @@ impl Watch {
     }
 
     /// The request has this body.
-    pub(super) fn has_body(&self, bytes: &Bytes) {
+    pub(super) fn add_body(&self, bytes: &Bytes) {
         let Some(notes) = &self.0 else { return };
         let mut body = lock(&notes.body);
         body.add(bytes);

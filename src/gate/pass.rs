@@ -139,7 +139,7 @@ pub(super) async fn forward(
             match Buffered::read(body, AWAITED, Account::new(head.memory(usage), Some(&party)), usage).await {
                 Ok(body) => {
                     if let (Some(watch), Some(bytes)) = (&options.watch, body.in_memory()) {
-                        watch.has_body(bytes);
+                        watch.add_body(bytes);
                     }
                     (body.body(), None)
                 }
@@ -148,7 +148,7 @@ pub(super) async fn forward(
         }
         _ if body.is_end_stream() => {
             if let Some(watch) = &options.watch {
-                watch.has_body(&Bytes::new());
+                watch.add_body(&Bytes::new());
             }
             (Body::empty(), None)
         }

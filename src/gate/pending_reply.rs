@@ -15,7 +15,7 @@ impl PendingReply {
     }
 
     /// It is a request of this route.
-    pub(super) fn is_of(&mut self, state: &Arc<RouteState>, head: &Head) {
+    pub(super) fn set_route(&mut self, state: &Arc<RouteState>, head: &Head) {
         if let Some(notes) = &head.notes {
             notes.note(|noted| noted.route = Some(Arc::clone(&state.name)));
         }
@@ -23,7 +23,7 @@ impl PendingReply {
     }
 
     /// Its answer begins.
-    pub(super) fn is_answered(&mut self) {
+    pub(super) fn answer_began(&mut self) {
         self.0 = None;
     }
 }

@@ -24,7 +24,7 @@ pub struct Reload {
     next: Arc<Router>,
     /// The rules that end with it, and those that go on or are new.
     retiring: Vec<RulesDigest>,
-    current: Vec<RulesDigest>,
+    next_rules: Vec<RulesDigest>,
     /// Held where the rules of identities change: nothing is claimed meanwhile.
     retired: Option<OwnedRwLockWriteGuard<Vec<RulesDigest>>>,
     stage: Stage,
@@ -75,13 +75,13 @@ impl Gate {
     pub async fn begin_reload(&self, next: &Self, patience: Duration) -> Result<Reload, ReloadTimeout> {
         let (before, after) = (self.identities().1, next.identities().1);
         let changes = !before.iter().all(|rules| after.contains(rules));
-        let current: Vec<RulesDigest> = after.into_iter().map(|rules| rules.digest).collect();
+        let next_rules: Vec<RulesDigest> = after.into_iter().map(|rules| rules.digest).collect();
         let before = before.into_iter().map(|rules| rules.digest);
-        let retiring = before.filter(|rules| !current.contains(rules)).collect();
+        let retiring = before.filter(|rules| !next_rules.contains(rules)).collect();
         let shared = Arc::clone(&self.shared);
         let next = Arc::clone(&next.router);
         let former = shared.newest.swap(Arc::new(vec![Arc::clone(&self.router), Arc::clone(&next)]));
-        let reload = Reload { shared, former, next, retiring, current, retired: None, stage: Stage::Looking };
+        let reload = Reload { shared, former, next, retiring, next_rules, retired: None, stage: Stage::Looking };
         if changes {
             drop(reload.stop_claims(patience).await?);
         }
@@ -94,7 +94,7 @@ impl Reload {
     /// [`crate::store::Store::adopt`] with those of the next gate. The store then knows every key that is live under the
     /// former rules.
     pub async fn adopt(&mut self, patience: Duration) -> Result<(), ReloadTimeout> {
-        let comes_back = self.shared.retired.read().await.iter().any(|rules| self.current.contains(rules));
+        let comes_back = self.shared.retired.read().await.iter().any(|rules| self.next_rules.contains(rules));
         if !self.retiring.is_empty() || comes_back {
             self.retired = Some(self.stop_claims(patience).await?);
         }
@@ -118,7 +118,7 @@ impl Reload {
         self.shared.newest.store(Arc::new(vec![Arc::clone(&self.next)]));
         if let Some(mut retired) = self.retired.take() {
             retired.append(&mut self.retiring);
-            retired.retain(|rules| !self.current.contains(rules));
+            retired.retain(|rules| !self.next_rules.contains(rules));
         }
     }
 }

@@ -272,7 +272,7 @@ impl Head {
     }
 
     /// Notes whether its route protects it, or refuses it.
-    pub(super) fn is_protected(&self, is_protected: bool) {
+    pub(super) fn note_protected(&self, is_protected: bool) {
         if let Some(notes) = &self.notes {
             notes.note(|noted| noted.is_protected = is_protected);
         }

@@ -87,7 +87,7 @@ fn is_alias(name: &HeaderName, kept: &[HeaderName], own: &OwnHeaders) -> bool {
 }
 
 /// Fields that are not allowed as trailers.
-const NO_TRAILERS: [HeaderName; 16] = [
+const FORBIDDEN_TRAILERS: [HeaderName; 16] = [
     HeaderName::from_static("x-api-key"),
     HeaderName::from_static("idempotency-key"),
     header::AUTHORIZATION,
@@ -199,7 +199,7 @@ pub fn has_unambiguous_framing(headers: &HeaderMap) -> bool {
 pub fn without_forbidden_fields(mut trailers: HeaderMap) -> HeaderMap {
     trailers.remove(ATTEMPT);
     trailers.remove(CONTROL);
-    for name in forwarding::NAMES.iter().chain(&NO_TRAILERS) {
+    for name in forwarding::NAMES.iter().chain(&FORBIDDEN_TRAILERS) {
         trailers.remove(name);
     }
     trailers

@@ -162,12 +162,12 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::idempotency::record::Attempt;
+    use crate::idempotency::record::AttemptToken;
 
     #[test]
     fn a_record_of_a_delivery_does_not_expire_before_it() {
         let met = |state, until, now| {
-            let (attempt, claimed_at, head) = (Attempt([1; 16]), Timestamp(0), Bytes::new());
+            let (attempt, claimed_at, head) = (AttemptToken([1; 16]), Timestamp(0), Bytes::new());
             let record = Record { attempt, state, claimed_at, until: Timestamp(until), head, answer: None };
             met_by_delivery(&record, Timestamp(100), Timestamp(now)).until.0
         };

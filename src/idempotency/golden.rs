@@ -15,7 +15,7 @@ use super::fingerprint::{Fingerprint, Recipe};
 use super::grpc::Status;
 use super::key::Key;
 use super::policy::Policy;
-use super::record::{Attempt, Record, State, Timestamp};
+use super::record::{AttemptToken, Record, State, Timestamp};
 use super::recovery::{Probe, ProbePath, Recovery};
 use super::settle::{Control, Ending, Outcomes, Verdict, settle};
 
@@ -246,7 +246,7 @@ fn verdict(verdict: Verdict) -> String {
 }
 
 fn record(state: State, answer: Option<Bytes>) -> Record {
-    Record { attempt: Attempt([1; 16]), state, claimed_at: CLAIMED, until: UNTIL, head: head(PROOF), answer }
+    Record { attempt: AttemptToken([1; 16]), state, claimed_at: CLAIMED, until: UNTIL, head: head(PROOF), answer }
 }
 
 fn head(proof: Option<Proof>) -> Bytes {

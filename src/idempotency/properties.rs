@@ -13,7 +13,7 @@ use super::fingerprint::{Fingerprint, Recipe};
 use super::grpc::Status;
 use super::key::Key;
 use super::policy::Policy;
-use super::record::{Attempt, Record, State, Timestamp};
+use super::record::{AttemptToken, Record, State, Timestamp};
 use super::recovery::{Probe, ProbePath, Recovery};
 use super::settle::{Action, Control, Ending, Outcomes, Verdict, settle, settle_again};
 
@@ -68,7 +68,7 @@ fn record() -> impl Strategy<Value = Record> {
     ];
     (prop::sample::select(&State::ALL[..]), 0..50u64, 0..50u64, head, answer).prop_map(
         |(state, claimed_at, until, head, answer)| Record {
-            attempt: Attempt([1; 16]),
+            attempt: AttemptToken([1; 16]),
             state,
             claimed_at: Timestamp(claimed_at),
             until: Timestamp(until),

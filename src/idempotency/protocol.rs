@@ -74,7 +74,7 @@ pub enum Event {
     Claimed,
     /// In place of [`Event::Claimed`]: the claim stands, and so may a record of the same key, whose id was made with another
     /// secret.
-    Elsewhere,
+    OtherId,
     /// After [`Action::Supersede`] or [`Action::Reclaim`]: the record had changed, and the claim was not written.
     NotSuperseded,
     /// After [`Action::Claim`]: a record stands, and nothing was written.
@@ -154,8 +154,8 @@ pub enum Followed {
         /// Whether this request is a retry of it.
         is_same: bool,
     },
-    /// It has left without a word.
-    Gone,
+    /// It has left, and nothing that it shared answers this request: the record says what there is.
+    AskStore,
 }
 
 /// What became of a settlement.
@@ -242,7 +242,7 @@ pub enum Reply {
     /// The request would run, and may not.
     Barred,
     /// Another request with the key came first, under an id that was made with another secret.
-    Elsewhere,
+    OtherId,
     /// The store did not say what it has for a request that may not run.
     LookFailed,
     /// The store refused the claim.

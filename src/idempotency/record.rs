@@ -86,9 +86,9 @@ impl fmt::Display for RequestId {
 
 /// The secret 128-bit token that names one attempt and fences its writes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Attempt(pub [u8; 16]);
+pub struct AttemptToken(pub [u8; 16]);
 
-impl Attempt {
+impl AttemptToken {
     /// The 32 hexadecimal digits sent to the upstream. Never log them.
     #[must_use]
     pub fn expose(&self) -> String {
@@ -96,7 +96,7 @@ impl Attempt {
     }
 }
 
-impl fmt::Debug for Attempt {
+impl fmt::Debug for AttemptToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Attempt(secret)")
     }
@@ -138,7 +138,7 @@ impl State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The attempt that holds or held the claim.
-    pub attempt: Attempt,
+    pub attempt: AttemptToken,
     /// Where the record stands.
     pub state: State,
     /// When it was claimed.
@@ -161,7 +161,7 @@ impl Record {
 
     /// Whether an attempt has completed it.
     #[must_use]
-    pub fn is_completed_by(&self, attempt: Attempt) -> bool {
+    pub fn is_completed_by(&self, attempt: AttemptToken) -> bool {
         self.attempt == attempt && self.state == State::Completed
     }
 }
@@ -170,7 +170,7 @@ impl Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Version {
     /// See [`Record::attempt`].
-    pub attempt: Attempt,
+    pub attempt: AttemptToken,
     /// See [`Record::state`].
     pub state: State,
     /// See [`Record::until`].
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn an_attempt_does_not_show_in_debug() {
-        let attempt = Attempt([0xab; 16]);
+        let attempt = AttemptToken([0xab; 16]);
         assert!(!format!("{attempt:?}").contains("ab"));
         assert_eq!(attempt.expose(), "ab".repeat(16));
     }

@@ -24,7 +24,7 @@ use super::codec::{Answer, Content, Head, PLAIN, Reader, Unreadable, VERSION};
 use super::credential::Proof;
 use super::decide::{Decision, decide};
 use super::policy::{InFlight, Policy};
-use super::record::{Attempt, Record, State, Timestamp};
+use super::record::{AttemptToken, Record, State, Timestamp};
 
 /// The request that would have claimed the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Shadow {
             }
         };
         let claimed_at = first.began;
-        let record = Record { attempt: Attempt([0; 16]), state, claimed_at, until, head: Bytes::new(), answer };
+        let record = Record { attempt: AttemptToken([0; 16]), state, claimed_at, until, head: Bytes::new(), answer };
         decide(now, policy, &record, Some(head), proof, is_same)
     }
 

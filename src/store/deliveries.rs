@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{Error, ErrorKind, IdPrefix, Origin, OriginId, RecordEntry, Store};
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp};
 
 /// A durable queue beside the records of a store. All times are the store's own.
 ///
@@ -41,7 +41,7 @@ pub trait Deliveries: Send + Sync {
     async fn requeue(&self, id: RecordId) -> Result<bool, Error>;
 
     /// Removes the delivery of this token, whatever its state. Returns whether there was one.
-    async fn discard(&self, id: RecordId, token: Attempt) -> Result<bool, Error> {
+    async fn discard(&self, id: RecordId, token: AttemptToken) -> Result<bool, Error> {
         self.change(Held { id, token, until: Timestamp(0) }, Change::Finish).await
     }
 
@@ -79,7 +79,7 @@ pub struct Lane(pub i64);
 #[derive(Clone, Debug)]
 pub struct NewDelivery {
     /// Names this delivery: a request that is accepted again later has another.
-    pub token: Attempt,
+    pub token: AttemptToken,
     /// The route that it came in by.
     pub origin: OriginId,
     /// Its lane.
@@ -114,7 +114,7 @@ pub struct Delivery {
     /// The id of its record.
     pub id: RecordId,
     /// See [`NewDelivery::token`].
-    pub token: Attempt,
+    pub token: AttemptToken,
     /// Its place in the order of acceptance.
     pub sequence: Sequence,
     /// The route that it came in by; `None` if the store no longer knows it.
@@ -211,7 +211,7 @@ pub struct Held {
     /// Its id.
     pub id: RecordId,
     /// Its token.
-    pub token: Attempt,
+    pub token: AttemptToken,
     /// When the hold ends.
     pub until: Timestamp,
 }

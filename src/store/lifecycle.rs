@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::{End, Expiry};
-use crate::idempotency::record::{Attempt, State, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, State, Timestamp, Version};
 
 /// The fields of a record that the rules depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecordView {
-    pub(super) attempt: Attempt,
+    pub(super) attempt: AttemptToken,
     pub(super) state: State,
     pub(super) claimed_at: Timestamp,
     pub(super) until: Timestamp,
@@ -40,7 +40,7 @@ pub(super) enum Transition {
 }
 
 /// The transition of the current record when `attempt` ends by `end`.
-pub(super) fn settle(current: Option<RecordView>, attempt: Attempt, end: &End, now: Timestamp) -> Transition {
+pub(super) fn settle(current: Option<RecordView>, attempt: AttemptToken, end: &End, now: Timestamp) -> Transition {
     let Some(current) = current else {
         return match end {
             End::Release => Transition::Repeated { until: now },

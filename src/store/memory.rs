@@ -26,7 +26,7 @@ use super::{
     AuditLog, Chunk, Claim, Cursor, End, Error, Filter, IdentityChange, LeaseRenewal, LiveKeys, NamespaceRuleSet,
     NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Resealing, Settled, Store,
 };
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 
 /// A store in memory.
 pub struct Memory {
@@ -145,7 +145,7 @@ impl Store for Memory {
         })
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         self.with(|tables, now| tables.settle(id, attempt, end, now))
     }
 
@@ -314,7 +314,7 @@ impl Tables {
         }
     }
 
-    fn settle(&mut self, id: RecordId, attempt: Attempt, end: End, now: Timestamp) -> Settled {
+    fn settle(&mut self, id: RecordId, attempt: AttemptToken, end: End, now: Timestamp) -> Settled {
         let entry = self.entries.get(&id);
         let transition = lifecycle::settle(entry.map(|entry| entry.current()), attempt, &end, now);
         let answer = match end {
@@ -421,7 +421,7 @@ impl Schedule {
 }
 
 impl Entry {
-    fn is_held_by(&self, attempt: Attempt) -> bool {
+    fn is_held_by(&self, attempt: AttemptToken) -> bool {
         self.record.state == State::InFlight && self.record.attempt == attempt
     }
 
@@ -487,7 +487,7 @@ impl Resealing for Memory {
     async fn reseal_delivery(
         &self,
         id: RecordId,
-        token: Attempt,
+        token: AttemptToken,
         seen: Option<Bytes>,
         values: DeliveryValues,
     ) -> Result<bool, Error> {

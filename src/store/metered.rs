@@ -20,7 +20,7 @@ use super::{
     NamespaceRuleSet, NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Removal, Resealing, Settled,
     SharedQuotas, Store,
 };
-use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 
 /// After this time without an answer, the heartbeat fails.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
@@ -226,7 +226,7 @@ impl Store for Metered {
         self.timed(StoreOp::Supersede, self.store.supersede(id, seen, fresh)).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         self.timed(StoreOp::Settle, self.store.settle(id, attempt, end)).await
     }
 

@@ -48,7 +48,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::broadcast;
 
-use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 
 /// A store of records. All times are the store's own.
 ///
@@ -78,7 +78,7 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// Safe to repeat: `Settled` as well where the same ending with the same bytes was written before, and where a
     /// release finds no record.
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error>;
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error>;
 
     /// Extends the lease of each in-flight record that is still its attempt's to `now + lease`, and returns the ids of
     /// these, in no order. Skips the others, and may skip one that something else in the store holds at the moment.
@@ -211,7 +211,7 @@ pub struct OriginId(pub i64);
 #[derive(Clone, Debug)]
 pub struct NewRecord {
     /// Its attempt.
-    pub attempt: Attempt,
+    pub attempt: AttemptToken,
     /// Where it comes from.
     pub origin: OriginId,
     /// How long its lease is.
@@ -288,7 +288,7 @@ pub struct LeaseRenewal {
     /// The record.
     pub id: RecordId,
     /// Its attempt.
-    pub attempt: Attempt,
+    pub attempt: AttemptToken,
     /// How long it is extended, from now.
     pub lease: Duration,
 }

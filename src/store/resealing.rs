@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use super::Error;
 use super::deliveries::Delivery;
-use crate::idempotency::record::{Attempt, RecordId, State, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, State, Version};
 
 /// So many of the first bytes of a value tell whether it is sealed, and with which key.
 pub const BEGINNING: usize = 10;
@@ -31,7 +31,7 @@ pub trait Resealing: Send + Sync {
     async fn reseal_delivery(
         &self,
         _id: RecordId,
-        _token: Attempt,
+        _token: AttemptToken,
         _seen: Option<Bytes>,
         _values: DeliveryValues,
     ) -> Result<bool, Error> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use oncegate::idempotency::record::{Attempt, RecordId};
+use oncegate::idempotency::record::{AttemptToken, RecordId};
 use oncegate::store::{Claim, End, Expiry, NewRecord, OriginId, Settled, Store};
 
 /// How many ask at once.
@@ -69,11 +69,11 @@ async fn new_key(store: &dyn Store, sizes: &Sizes) {
 }
 
 /// Claims a new key.
-pub(crate) async fn claim(store: &dyn Store, sizes: &Sizes) -> (RecordId, Attempt) {
+pub(crate) async fn claim(store: &dyn Store, sizes: &Sizes) -> (RecordId, AttemptToken) {
     let (mut id, mut attempt) = ([0; 32], [0; 16]);
     getrandom::fill(&mut id).unwrap();
     getrandom::fill(&mut attempt).unwrap();
-    let (id, attempt) = (RecordId(id), Attempt(attempt));
+    let (id, attempt) = (RecordId(id), AttemptToken(attempt));
     let fresh = NewRecord {
         attempt,
         origin: OriginId(1),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use oncegate::idempotency::codec::is_same_request;
-use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use oncegate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::{
     Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
     NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, Store,
@@ -98,7 +98,7 @@ impl Store for Believer {
         self.inner.supersede(id, seen, fresh).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         self.inner.settle(id, attempt, end).await
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use oncegate::idempotency::record::{Attempt, Record, RecordId, Version};
+use oncegate::idempotency::record::{AttemptToken, Record, RecordId, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{
@@ -34,7 +34,7 @@ pub struct Asked<'a> {
     pub life: &'a Life,
     pub op: Operation,
     /// By record, the attempt that it was asked for.
-    pub attempts: &'a [(RecordId, Attempt)],
+    pub attempts: &'a [(RecordId, AttemptToken)],
 }
 
 impl Books {
@@ -107,7 +107,7 @@ impl Recorded {
 
     /// Completes the record of an attempt as its upstream does, in the transaction of the attempt's effect.
     /// `kept` tells of it.
-    pub async fn complete_beside(&self, id: RecordId, attempt: Attempt, end: End, kept: Event) {
+    pub async fn complete_beside(&self, id: RecordId, attempt: AttemptToken, end: End, kept: Event) {
         let settled = self.shelf.memory.settle(id, attempt, end.clone()).await.expect("memory does not fail");
         self.note(Call::Settle(id, attempt, end), Said::from(&settled));
         if let Settled::Done { .. } = settled {
@@ -117,7 +117,7 @@ impl Recorded {
         self.shelf.books.observe(&asked).await;
     }
 
-    async fn done(&self, op: Operation, attempts: &[(RecordId, Attempt)], told: Told) {
+    async fn done(&self, op: Operation, attempts: &[(RecordId, AttemptToken)], told: Told) {
         self.shelf.books.observe(&Asked { life: &self.life, op, attempts }).await;
         let one = attempts.first().filter(|_| attempts.len() == 1);
         self.life.history.add(Event::Told {
@@ -156,7 +156,7 @@ impl Store for Recorded {
         Ok(superseded)
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         let call = Call::Settle(id, attempt, end.clone());
         let settled = self.shelf.settle(&self.life, id, attempt, end).await?;
         self.note(call, Said::from(&settled));

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use oncegate::idempotency::codec;
-use oncegate::idempotency::record::{Attempt, State};
+use oncegate::idempotency::record::{AttemptToken, State};
 use oncegate::store::cached::CacheResult;
 use oncegate::store::unreliable::Operation;
 use tokio::time::Instant;
@@ -214,7 +214,7 @@ impl History {
 }
 
 impl Token {
-    pub fn of(attempt: Attempt) -> Self {
+    pub fn of(attempt: AttemptToken) -> Self {
         let mut low = [0; 8];
         low.copy_from_slice(&attempt.0[8..]);
         Self(u64::from_be_bytes(low))

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Mutex;
 
-use oncegate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
+use oncegate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 use oncegate::store::{
     Chunk, Claim, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NewRecord, Origin, RecordEntry,
     Settled, Store,
@@ -32,7 +32,7 @@ pub struct Line {
 pub enum Call {
     Claim(RecordId, NewRecord),
     Supersede(RecordId, Version, NewRecord),
-    Settle(RecordId, Attempt, End),
+    Settle(RecordId, AttemptToken, End),
     Renew(Vec<LeaseRenewal>),
     ExpireLeases(usize),
     Sweep(usize),

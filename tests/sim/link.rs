@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate::idempotency::record::{Attempt, RecordId, Version};
+use oncegate::idempotency::record::{AttemptToken, RecordId, Version};
 use oncegate::store::unreliable::Side;
 use oncegate::store::{
     Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
@@ -105,7 +105,7 @@ impl Store for Link {
         self.carry(|store| async move { store.supersede(id, seen, fresh).await }).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         self.carry(|store| async move { store.settle(id, attempt, end).await }).await
     }
 

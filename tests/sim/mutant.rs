@@ -7,7 +7,7 @@ mod deliveries;
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use oncegate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{
@@ -200,7 +200,13 @@ impl Shelf {
         self.memory.supersede(id, seen, fresh).await
     }
 
-    pub async fn settle(&self, life: &Arc<Life>, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    pub async fn settle(
+        &self,
+        life: &Arc<Life>,
+        id: RecordId,
+        attempt: AttemptToken,
+        end: End,
+    ) -> Result<Settled, Error> {
         let standing = self.memory.get(id).await?;
         let attempt = match &standing {
             Some(standing) if self.is(Mutant::SettleUnfenced) => standing.record.attempt,
@@ -314,7 +320,7 @@ impl Shelf {
         life: &Arc<Life>,
         op: Operation,
         id: RecordId,
-        attempt: Attempt,
+        attempt: AttemptToken,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
         let (life, books) = (Arc::clone(life), Arc::clone(&self.books));
@@ -332,7 +338,7 @@ fn is_lost(listed: &RecordEntry) -> bool {
     listed.record.state == State::InFlight && listed.record.until <= listed.now
 }
 
-fn fresh_of(record: &Record, attempt: Attempt) -> NewRecord {
+fn fresh_of(record: &Record, attempt: AttemptToken) -> NewRecord {
     NewRecord {
         attempt,
         origin: OriginId(0),

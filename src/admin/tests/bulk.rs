@@ -21,7 +21,7 @@ async fn start_unreliable() -> (Admin, Arc<Unreliable>) {
 
 /// A claim of somebody else.
 fn fresh() -> NewRecord {
-    let (attempt, origin, head) = (Attempt([7; 16]), origin("charge").id(), Bytes::from_static(b"?"));
+    let (attempt, origin, head) = (AttemptToken([7; 16]), origin("charge").id(), Bytes::from_static(b"?"));
     NewRecord { attempt, origin, lease: LEASE, ttl: LEASE, unknown_ttl: LEASE, head }
 }
 
@@ -76,7 +76,7 @@ async fn a_scope_finds_the_records_of_its_caller() {
         let head =
             Head::new(fingerprint, Method::POST, "/v1", &key).with_details(&Details { scope, ..Details::default() });
         let id = identifier().id("charge", &[ScopePart::Host], caller, &key);
-        let attempt = Attempt([id.0[9]; 16]);
+        let attempt = AttemptToken([id.0[9]; 16]);
         admin.store.claim(id, NewRecord { attempt, head: head.encode(), ..fresh() }).await.unwrap();
         let end = End::Complete { answer: Bytes::new(), expiry: Expiry::FromNow(LEASE) };
         admin.store.settle(id, attempt, end).await.unwrap();

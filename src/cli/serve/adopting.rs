@@ -241,7 +241,7 @@ mod tests {
     use super::*;
     use crate::gate::tests::{gate_of, route};
     use crate::idempotency::policy::Mode;
-    use crate::idempotency::record::{Attempt, RecordId};
+    use crate::idempotency::record::{AttemptToken, RecordId};
     use crate::store::NewRecord;
     use crate::store::memory::Memory;
     use crate::store::unreliable::{Fault, Operation, Unreliable};
@@ -250,7 +250,7 @@ mod tests {
 
     async fn claim(store: &dyn Store, gate: &Gate) {
         let span = Duration::from_secs(60);
-        let (attempt, head) = (Attempt([1; 16]), Bytes::new());
+        let (attempt, head) = (AttemptToken([1; 16]), Bytes::new());
         let origin = gate.identities().0[0].id();
         let fresh = NewRecord { attempt, origin, lease: span, ttl: span, unknown_ttl: span, head };
         store.claim(RecordId([1; 32]), fresh).await.unwrap();

@@ -25,7 +25,7 @@ use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing
 use crate::http::usage::{Account, Permit};
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::policy::Policy;
-use crate::idempotency::record::{Attempt, Record};
+use crate::idempotency::record::{AttemptToken, Record};
 use crate::idempotency::settle::{Action, Control, Ending, LARGEST_JUDGED, Verdict, settle, settle_again};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{End, Expiry, Settled};
@@ -78,7 +78,7 @@ type Settle = fn(&Policy, Ending, &Control, Option<Action>) -> Verdict;
 
 /// What an attempt came to.
 pub(in crate::gate) struct Attempted {
-    attempt: Attempt,
+    attempt: AttemptToken,
     /// How its record ends.
     pub(in crate::gate) end: End,
     /// What followers get of it, where it was released.
@@ -133,7 +133,7 @@ impl Attempted {
     }
 
     /// Whether it was this attempt.
-    pub(in crate::gate) fn is_of(&self, attempt: Attempt) -> bool {
+    pub(in crate::gate) fn is_of(&self, attempt: AttemptToken) -> bool {
         self.attempt == attempt
     }
 
@@ -147,7 +147,7 @@ impl Attempted {
 /// has at most a part of an answer that is kept by its head. Where it `is_again` that, the outcome of an earlier attempt is unknown.
 pub(in crate::gate) async fn run(
     request: Arc<ProtectedRequest>,
-    attempt: Attempt,
+    attempt: AttemptToken,
     client: Client,
     is_again: bool,
 ) -> Attempted {
@@ -229,7 +229,7 @@ pub(in crate::gate) async fn run(
 }
 
 /// Sends the request once and takes in the answer.
-async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut Recipient) -> Exchanged {
+async fn exchange(request: &ProtectedRequest, attempt: AttemptToken, recipient: &mut Recipient) -> Exchanged {
     let limit = request.timeout();
     let mut abandon = request.gate.shared.drain.abandon.subscribe();
     if abandon.get() {
@@ -258,7 +258,7 @@ async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut 
 
 async fn send(
     request: &ProtectedRequest,
-    attempt: Attempt,
+    attempt: AttemptToken,
     sending: &SendContext<'_>,
     recipient: &mut Recipient,
 ) -> Exchanged {
@@ -323,7 +323,7 @@ async fn send(
     }
 }
 
-fn forwarded(request: &ProtectedRequest, attempt: Attempt) -> Request<Body> {
+fn forwarded(request: &ProtectedRequest, attempt: AttemptToken) -> Request<Body> {
     let options = request.forward_options();
     let mut forwarded = pass::buffered_request(request.upstream(), &request.head, &request.body, &options);
     if let (Some(name), Ok(mut token)) =

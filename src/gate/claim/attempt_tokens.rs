@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::idempotency::record::Attempt;
+use crate::idempotency::record::AttemptToken;
 
 /// A source of attempts' tokens.
 #[derive(Clone, Debug)]
@@ -32,12 +32,12 @@ impl Tokens {
     }
 
     /// The next one. Fails where the system has no randomness.
-    pub(in crate::gate) fn next(&self) -> Result<Attempt, getrandom::Error> {
+    pub(in crate::gate) fn next(&self) -> Result<AttemptToken, getrandom::Error> {
         let mut token = [0; 16];
         match &self.0 {
             Source::System => getrandom::fill(&mut token)?,
             Source::Counted(next) => token[8..].copy_from_slice(&next.fetch_add(1, Ordering::Relaxed).to_be_bytes()),
         }
-        Ok(Attempt(token))
+        Ok(AttemptToken(token))
     }
 }

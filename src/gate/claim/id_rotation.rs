@@ -123,7 +123,7 @@ async fn find(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::idempotency::record::Attempt;
+    use crate::idempotency::record::AttemptToken;
     use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
     use crate::store::{End, Expiry, NewRecord, OriginId};
@@ -132,7 +132,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(60);
 
     fn fresh(number: u8) -> NewRecord {
-        let (attempt, origin) = (Attempt([number; 16]), OriginId(0));
+        let (attempt, origin) = (AttemptToken([number; 16]), OriginId(0));
         NewRecord { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: bytes::Bytes::new() }
     }
 
@@ -167,7 +167,8 @@ mod tests {
         let store = Memory::default();
         let queue = store.deliveries().unwrap();
         for (id, _) in &ids {
-            let (token, origin, bytes) = (Attempt(id.0[..16].try_into().unwrap()), OriginId(0), bytes::Bytes::new());
+            let (token, origin, bytes) =
+                (AttemptToken(id.0[..16].try_into().unwrap()), OriginId(0), bytes::Bytes::new());
             let (head, request, body) = (bytes.clone(), bytes.clone(), bytes);
             let new = NewDelivery { token, origin, lane: Lane(0), head, request, body };
             queue.accept(*id, new).await.unwrap();
@@ -178,7 +179,7 @@ mod tests {
         store.claim(ids[1].0, second.clone()).await.unwrap();
         store.settle(ids[1].0, second.attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
         assert_eq!(find(&store, &ids, true).await.unwrap(), Some((1, Standing::Record(State::Unknown))));
-        let token = Attempt(ids[1].0.0[..16].try_into().unwrap());
+        let token = AttemptToken(ids[1].0.0[..16].try_into().unwrap());
         queue.discard(ids[1].0, token).await.unwrap();
         assert_eq!(find(&store, &ids, true).await.unwrap(), None);
     }

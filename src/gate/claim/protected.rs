@@ -34,7 +34,7 @@ use crate::idempotency::identity::RecordIdHasher;
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{InFlight, Policy, ResponseMode, StoreFailure};
 use crate::idempotency::protocol::ProtocolLimits;
-use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::{Recovery, Resend};
 use crate::route::Route;
 use crate::store::NewRecord;
@@ -182,7 +182,7 @@ impl ProtectedRequest {
         })
     }
 
-    pub(in crate::gate) fn new_attempt(&self) -> Result<Attempt, Problem> {
+    pub(in crate::gate) fn new_attempt(&self) -> Result<AttemptToken, Problem> {
         self.gate.settings.tokens.next().map_err(|_| {
             Problem::new(Code::Overloaded, "the system's random number generator failed").retry_after(RETRY_SOON)
         })

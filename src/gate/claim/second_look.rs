@@ -6,7 +6,7 @@ use super::delivery_context::DeliveryContext;
 use super::id_rotation::Standing;
 use super::protected::{ProtectedRequest, RETRY_SOON};
 use crate::http::problem::Problem;
-use crate::idempotency::record::{Attempt, RecordId, Timestamp};
+use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 use crate::store::{Error, Store, deliveries};
 use crate::telemetry::outcome::Code;
 
@@ -29,7 +29,7 @@ pub(in crate::gate) struct SecondLook {
 #[derive(Clone, Copy)]
 struct TakenDelivery {
     id: RecordId,
-    token: Attempt,
+    token: AttemptToken,
     /// When it was taken.
     at: Timestamp,
 }
@@ -126,13 +126,14 @@ mod tests {
     const OWN: RecordId = RecordId([2; 32]);
 
     fn look(others: &[RecordId], token: u8) -> SecondLook {
-        let delivery = TakenDelivery { id: OWN, token: Attempt([token; 16]), at: Timestamp(5_000) };
+        let delivery = TakenDelivery { id: OWN, token: AttemptToken([token; 16]), at: Timestamp(5_000) };
         SecondLook { is_former: false, others: others.to_vec(), accepts: true, delivery: Some(delivery) }
     }
 
     async fn accept(store: &Memory, id: RecordId, token: u8) {
         let (head, request, body) = (Bytes::new(), Bytes::new(), Bytes::new());
-        let new = NewDelivery { token: Attempt([token; 16]), origin: OriginId(0), lane: Lane(0), head, request, body };
+        let new =
+            NewDelivery { token: AttemptToken([token; 16]), origin: OriginId(0), lane: Lane(0), head, request, body };
         store.accept(id, new).await.unwrap();
     }
 
@@ -161,7 +162,7 @@ mod tests {
         assert!(look(&[higher, lower], 1).stands_under_other_id(&store).await.unwrap());
         let (minute, head) = (Duration::from_secs(60), Bytes::new());
         let (lease, ttl, unknown_ttl) = (minute, minute, minute);
-        let fresh = NewRecord { attempt: Attempt([3; 16]), origin: OriginId(0), lease, ttl, unknown_ttl, head };
+        let fresh = NewRecord { attempt: AttemptToken([3; 16]), origin: OriginId(0), lease, ttl, unknown_ttl, head };
         store.claim(higher, fresh).await.unwrap();
         assert!(look(&[higher], 1).stands_under_other_id(&store).await.unwrap());
     }

@@ -15,7 +15,7 @@ use crate::idempotency::codec::Answer;
 use crate::idempotency::credential::Proof;
 use crate::idempotency::fingerprint::Fingerprint;
 use crate::idempotency::lease::renewal_interval;
-use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp};
 use crate::store::LeaseRenewal;
 
 const STRIPES: usize = 32;
@@ -47,7 +47,7 @@ pub(in crate::gate) enum Progress {
 
 /// An attempt that runs in this process, or that the upstream is asked about.
 pub(in crate::gate) struct Running {
-    pub(in crate::gate) attempt: Attempt,
+    pub(in crate::gate) attempt: AttemptToken,
     pub(in crate::gate) fingerprint: Fingerprint,
     pub(in crate::gate) proof: Option<Proof>,
     pub(in crate::gate) began: Instant,
@@ -96,7 +96,7 @@ impl SingleFlight {
     }
 
     /// Whether a leader of this key knows of a record, and has not said which.
-    pub(in crate::gate) fn stands(&self, id: RecordId) -> bool {
+    pub(in crate::gate) fn knows_record(&self, id: RecordId) -> bool {
         let stripe = self.stripe(id);
         stripe.get(&id).is_some_and(|progress| progress.with(|is| matches!(is, Progress::Asking { stands: true })))
     }
@@ -131,7 +131,7 @@ impl SingleFlight {
 impl Running {
     /// `asked` is when the store was asked for the claim: its lease began no earlier.
     pub(in crate::gate) fn new(
-        attempt: Attempt,
+        attempt: AttemptToken,
         fingerprint: Fingerprint,
         proof: Option<Proof>,
         lease: Duration,
@@ -141,7 +141,7 @@ impl Running {
     }
 
     /// An attempt of which the upstream is asked what became of it. It has no lease.
-    pub(in crate::gate) fn probing(attempt: Attempt, fingerprint: Fingerprint, proof: Option<Proof>) -> Self {
+    pub(in crate::gate) fn probing(attempt: AttemptToken, fingerprint: Fingerprint, proof: Option<Proof>) -> Self {
         let now = Instant::now();
         Self { attempt, fingerprint, proof, began: now, lease: None, renewed: Mutex::new(now) }
     }
@@ -154,7 +154,7 @@ impl Running {
 
 impl Leader {
     /// Notes whether the store is known to have a record that the request may not take the place of.
-    pub(in crate::gate) fn stands(&self, stands: bool) {
+    pub(in crate::gate) fn set_knows_record(&self, stands: bool) {
         if let Some(sender) = self.single_flight.stripe(self.id).get(&self.id) {
             sender.send_replace(Progress::Asking { stands });
         }
@@ -195,7 +195,7 @@ impl Drop for Leader {
 
 impl Follower {
     /// How the leader's question to the store ended; nothing if it led to nothing, and another may lead.
-    pub(in crate::gate) async fn joined(&mut self) -> Option<Progress> {
+    pub(in crate::gate) async fn until_store_answered(&mut self) -> Option<Progress> {
         self.wait_for(|progress| !matches!(progress, Progress::Asking { .. })).await
     }
 
@@ -330,7 +330,7 @@ mod tests {
         let single_flight = Arc::new(SingleFlight::default());
         let (lead, mut follower) = (lead(&single_flight), follow(&single_flight));
         let record = Record {
-            attempt: Attempt([1; 16]),
+            attempt: AttemptToken([1; 16]),
             state: State::Unknown,
             claimed_at: Timestamp(1),
             until: Timestamp(2),
@@ -338,7 +338,7 @@ mod tests {
             answer: None,
         };
         lead.found(record.clone(), Timestamp(3));
-        let Some(Progress::Found(found)) = follower.joined().await else { panic!("nothing found") };
+        let Some(Progress::Found(found)) = follower.until_store_answered().await else { panic!("nothing found") };
         assert_eq!(*found, (record, Timestamp(3)));
     }
 
@@ -347,9 +347,9 @@ mod tests {
         let single_flight = Arc::new(SingleFlight::default());
         let (first, mut follower) = (lead(&single_flight), follow(&single_flight));
         let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [3; 32] };
-        let attempt = Attempt([1; 16]);
+        let attempt = AttemptToken([1; 16]);
         first.running(Running::new(attempt, fingerprint.clone(), None, Duration::from_secs(1), Instant::now()));
-        assert!(matches!(follower.joined().await, Some(Progress::Running(_))));
+        assert!(matches!(follower.until_store_answered().await, Some(Progress::Running(_))));
         let answer = Err(Problem::new(Code::UpstreamUnreachable, "away"));
         first.released(Released { fingerprint, proof: None, answer });
         let next = lead(&single_flight);
@@ -365,7 +365,7 @@ mod tests {
         let single_flight = Arc::new(SingleFlight::default());
         let (first, mut follower) = (lead(&single_flight), follow(&single_flight));
         drop(first);
-        assert!(follower.joined().await.is_none());
+        assert!(follower.until_store_answered().await.is_none());
         drop(lead(&single_flight));
     }
 

@@ -392,14 +392,14 @@ mod tests {
     use tokio::sync::oneshot::error::TryRecvError;
 
     use super::*;
-    use crate::idempotency::record::Attempt;
+    use crate::idempotency::record::AttemptToken;
     use crate::store::OriginId;
     use crate::store::memory::Memory;
     use crate::store::unreliable::{Fault, Operation, Unreliable};
 
     fn delivery() -> NewDelivery {
         let empty = Bytes::new;
-        let (token, origin, lane) = (Attempt([1; 16]), OriginId(1), Lane(0));
+        let (token, origin, lane) = (AttemptToken([1; 16]), OriginId(1), Lane(0));
         NewDelivery { token, origin, lane, head: empty(), request: empty(), body: empty() }
     }
 

@@ -352,7 +352,7 @@ mod tests {
     use crate::gate::tests::{gate_on, route};
     use crate::idempotency::delivery::DeliveryRate;
     use crate::idempotency::policy::Mode;
-    use crate::idempotency::record::{Attempt, Timestamp};
+    use crate::idempotency::record::{AttemptToken, Timestamp};
     use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
 
@@ -368,7 +368,7 @@ mod tests {
         let store = Memory::with_clock(Arc::new(move || Timestamp(1_000_000).plus(began.elapsed())));
         let gate = gate_on(store, Vec::new());
         let queue = gate.shared.store.deliveries().unwrap();
-        let (id, token, origin) = (RecordId([1; 32]), Attempt([1; 16]), OriginId(1));
+        let (id, token, origin) = (RecordId([1; 32]), AttemptToken([1; 16]), OriginId(1));
         let (head, request, body) = (Bytes::new(), Bytes::new(), Bytes::new());
         queue.accept(id, NewDelivery { token, origin, lane: Lane(0), head, request, body }).await.unwrap();
         let take = || queue.take_due(Take { origin, limit: 1, max_bytes: 1, hold: HOLD, is_ordered: false });

@@ -204,7 +204,7 @@ mod tests {
     use crate::http::problem::Problem;
     use crate::idempotency::fingerprint::{Fingerprint, Recipe};
     use crate::idempotency::key::Key;
-    use crate::idempotency::record::{Attempt, RequestId};
+    use crate::idempotency::record::{AttemptToken, RequestId};
     use crate::idempotency::recovery::{Probe, ProbePath};
     use crate::store::{End, NewRecord, OriginId};
 
@@ -222,8 +222,14 @@ mod tests {
         }
         assert_eq!(disposition(false, Outcome::Replayed).await, Disposition::Done);
         let (lease, ttl, unknown_ttl) = (SOON, SOON, SOON);
-        let fresh =
-            NewRecord { attempt: Attempt([1; 16]), origin: OriginId(1), lease, ttl, unknown_ttl, head: Bytes::new() };
+        let fresh = NewRecord {
+            attempt: AttemptToken([1; 16]),
+            origin: OriginId(1),
+            lease,
+            ttl,
+            unknown_ttl,
+            head: Bytes::new(),
+        };
         gate.shared.store.claim(id, fresh.clone()).await.unwrap();
         assert_eq!(disposition(true, reused).await, Disposition::Wait(SOON), "another attempt runs");
         let end = End::Hold { cause: Bytes::new() };
@@ -239,7 +245,7 @@ mod tests {
         let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [0; 32] };
         let key = Key::parse("k", 255).unwrap();
         let head = Head::new(fingerprint, http::Method::POST, "/", &key).encode();
-        let (attempt, lease) = (Attempt([1; 16]), Duration::from_secs(60));
+        let (attempt, lease) = (AttemptToken([1; 16]), Duration::from_secs(60));
         let fresh = NewRecord { attempt, origin: OriginId(1), lease, ttl: lease, unknown_ttl: lease, head };
         gate.shared.store.claim(id, fresh).await.unwrap();
         gate.shared.store.settle(id, attempt, End::Hold { cause: Bytes::new() }).await.unwrap();
@@ -272,7 +278,7 @@ mod tests {
     #[test]
     fn an_attempt_past_its_lease_is_unknown() {
         let of = |state| Record {
-            attempt: Attempt([1; 16]),
+            attempt: AttemptToken([1; 16]),
             state,
             claimed_at: Timestamp(0),
             until: Timestamp(10),

@@ -43,14 +43,14 @@ pub struct Message {
 }
 
 /// A message may run. It is held until its run ends.
-pub struct Permission(#[expect(dead_code, reason = "its end is what counts")] Option<Trial>);
+pub struct CircuitPermit(#[expect(dead_code, reason = "its end is what counts")] Option<Trial>);
 
 impl Gate {
     /// Whether a message may run: its upstream could be reached, or is to be tried again.
-    pub fn permit(&self, message: &Message) -> Option<Permission> {
-        let Some(route) = self.route_of_message(message) else { return Some(Permission(None)) };
+    pub fn permit(&self, message: &Message) -> Option<CircuitPermit> {
+        let Some(route) = self.route_of_message(message) else { return Some(CircuitPermit(None)) };
         let permit = self.states[&route.name].circuit.allow(1);
-        (permit.count > 0).then_some(Permission(permit.trial))
+        (permit.count > 0).then_some(CircuitPermit(permit.trial))
     }
 
     /// Runs a message.

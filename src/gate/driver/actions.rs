@@ -20,7 +20,7 @@ use crate::gate::shared::{RulesDigest, Shared};
 use crate::http::problem::Problem;
 use crate::http::usage::{Account, Permit};
 use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, Settlement};
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, NewRecord, RecordEntry, Settled};
 use crate::telemetry::notes::Notes;
 
@@ -33,12 +33,12 @@ mod replies;
 enum Done {
     Followed(Follower, Option<Progress>),
     FollowedToEnd(Option<Progress>),
-    Permitted(Permission),
-    Counted(Result<QuotaPermit, Duration>, Permission),
+    Permitted(ConfigGuard),
+    Counted(Result<QuotaPermit, Duration>, ConfigGuard),
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
     /// The claim stands, and the request may not run: see [`SecondLook`].
-    Elsewhere,
+    OtherId,
     Looked(Result<Option<RecordEntry>, Error>),
     Locked(Result<Option<ProbeLock>, Error>),
     Probed(Box<Probed>),
@@ -49,7 +49,7 @@ enum Done {
 }
 
 /// The configuration does not change while it is held; it lists the identity rules that are no longer in force.
-type Permission = OwnedRwLockReadGuard<Vec<RulesDigest>>;
+type ConfigGuard = OwnedRwLockReadGuard<Vec<RulesDigest>>;
 
 /// An action needs what no action before it has left: a bug. Nothing more can be done for the request.
 #[derive(Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub(super) struct ActionExecutor {
     operation: Pin<Box<dyn Future<Output = Done> + Send>>,
     leader: Option<Leader>,
     follower: Option<Follower>,
-    permission: Option<Permission>,
+    permission: Option<ConfigGuard>,
     /// The key that it took from a quota, until it is spent on an attempt.
     quota_permit: Option<QuotaPermit>,
     /// The record that it claims.
@@ -143,7 +143,7 @@ impl ActionExecutor {
             Action::Follow => {
                 let mut follower = needed(self.follower.take(), FOLLOWER)?;
                 self.operate(async move {
-                    let progress = follower.joined().await;
+                    let progress = follower.until_store_answered().await;
                     Done::Followed(follower, progress)
                 });
             }
@@ -158,7 +158,7 @@ impl ActionExecutor {
                 let second_look = self.second_look();
                 self.ask_store(async move {
                     match store.claim(id, fresh).await {
-                        Ok(Claim::Inserted(at)) if second_look.forbids_claim(&*store, at).await => Done::Elsewhere,
+                        Ok(Claim::Inserted(at)) if second_look.forbids_claim(&*store, at).await => Done::OtherId,
                         claimed => Done::Claimed(claimed),
                     }
                 });
@@ -169,7 +169,7 @@ impl ActionExecutor {
                 let second_look = self.second_look();
                 self.ask_store(async move {
                     match store.supersede(id, seen, fresh).await {
-                        Ok(true) if second_look.forbids_supersede(&*store).await => Done::Elsewhere,
+                        Ok(true) if second_look.forbids_supersede(&*store).await => Done::OtherId,
                         superseded => Done::Superseded(superseded),
                     }
                 });
@@ -288,11 +288,11 @@ impl ActionExecutor {
     }
 
     /// The attempt of the unknown record that was found.
-    fn unknown(&self) -> Result<Attempt, Missing> {
+    fn unknown(&self) -> Result<AttemptToken, Missing> {
         needed(self.found.as_ref(), FOUND).map(|(record, _)| record.attempt)
     }
 
-    fn attempt(&self) -> Result<Attempt, Missing> {
+    fn attempt(&self) -> Result<AttemptToken, Missing> {
         needed(self.fresh.as_ref(), FRESH).map(|fresh| fresh.attempt)
     }
 
@@ -346,8 +346,8 @@ impl ActionExecutor {
                 self.released = Some(released);
                 Event::Followed(Followed::Released { is_same: true })
             }
-            Done::FollowedToEnd(_) => Event::Followed(Followed::Gone),
-            Done::Elsewhere => Event::Elsewhere,
+            Done::FollowedToEnd(_) => Event::Followed(Followed::AskStore),
+            Done::OtherId => Event::OtherId,
             Done::Claimed(Ok(claim)) => {
                 self.answered("claim", failures);
                 match claim {

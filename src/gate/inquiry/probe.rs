@@ -15,7 +15,7 @@ use crate::http::upstream::Upstream;
 use crate::idempotency::codec::{Answer, Content, Details, Head};
 use crate::idempotency::grpc::Status;
 use crate::idempotency::policy::Policy;
-use crate::idempotency::record::{Attempt, RecordId, RequestId, State};
+use crate::idempotency::record::{AttemptToken, RecordId, RequestId, State};
 use crate::idempotency::recovery::{Finding, ProbePath, Recovery};
 use crate::idempotency::settle::Ending;
 use crate::store::{Claim, End, Error, Expiry, NewRecord, OriginId, Settled, Store};
@@ -36,7 +36,7 @@ const LOCK_REST: Duration = Duration::from_secs(1);
 pub(in crate::gate) struct ProbeLock {
     store: Arc<dyn Store>,
     id: RecordId,
-    attempt: Attempt,
+    attempt: AttemptToken,
     /// Another request is known to have it.
     is_anothers: bool,
 }
@@ -113,7 +113,7 @@ impl ProtectedRequest {
 pub(super) fn lock_of(
     upstream: &Upstream,
     path: &ProbePath,
-    attempt: Attempt,
+    attempt: AttemptToken,
     origin: OriginId,
     mut head: Head,
 ) -> NewRecord {

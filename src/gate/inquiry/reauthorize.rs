@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// What the upstream says of a replay.
 #[derive(Clone)]
-enum Permission {
+enum ReplayPermission {
     /// The caller may have it.
     Granted,
     /// It may not, and gets this.
@@ -48,7 +48,7 @@ pub(in crate::gate) struct Questions(Arc<Mutex<HashMap<[u8; 32], Shared>>>);
 #[derive(Clone)]
 struct Shared {
     asked: Instant,
-    said: Arc<OnceCell<Permission>>,
+    said: Arc<OnceCell<ReplayPermission>>,
 }
 
 impl Questions {
@@ -112,14 +112,14 @@ impl ProtectedRequest {
             .await
             .clone()
         {
-            Permission::Granted => None,
-            Permission::Refused(answer) => {
+            ReplayPermission::Granted => None,
+            ReplayPermission::Refused(answer) => {
                 if answer.content.as_ref().is_some_and(|content| content.body.len() > LARGEST_SHARED) {
                     questions.forget(&digest, &shared);
                 }
                 Some(self.reply_with(Outcome::Refused, Ok(Answer::clone(&answer)), None))
             }
-            Permission::Unclear(problem) => Some(self.problem(problem).of_question()),
+            ReplayPermission::Unclear(problem) => Some(self.problem(problem).of_question()),
         }
     }
 }
@@ -136,20 +136,20 @@ pub(in crate::gate) fn ask_before(
     }));
 }
 
-fn permission(asked: Result<Answer, Problem>) -> Permission {
+fn permission(asked: Result<Answer, Problem>) -> ReplayPermission {
     let unclear = |why: String| {
         let detail = format!("the upstream was asked whether you may have the recorded answer, and {why}; nothing ran");
-        Permission::Unclear(Problem::new(Code::UpstreamUnreachable, detail).retry_after(RETRY))
+        ReplayPermission::Unclear(Problem::new(Code::UpstreamUnreachable, detail).retry_after(RETRY))
     };
     match asked {
-        Ok(answer) if answer.status.is_success() => Permission::Granted,
+        Ok(answer) if answer.status.is_success() => ReplayPermission::Granted,
         Ok(answer)
             if [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::NOT_FOUND].contains(&answer.status) =>
         {
-            Permission::Refused(Arc::new(answer))
+            ReplayPermission::Refused(Arc::new(answer))
         }
         Ok(answer) => unclear(format!("it answered {}", answer.status.as_u16())),
-        Err(problem) if problem.code == Code::Overloaded => Permission::Unclear(problem),
+        Err(problem) if problem.code == Code::Overloaded => ReplayPermission::Unclear(problem),
         Err(_) => unclear("it gave no whole answer of at most 1 MiB".to_owned()),
     }
 }

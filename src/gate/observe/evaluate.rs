@@ -15,7 +15,7 @@ use crate::idempotency::fingerprint::{Body, Fingerprint, Subject};
 use crate::idempotency::grpc;
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::Policy;
-use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
 use crate::idempotency::shadow::{Course, RunAgain, Shadow, Span};
 use crate::store::{Claim, End as RecordEnd, Error, Expiry, NewRecord};
@@ -284,12 +284,12 @@ impl Notes {
         attempt[..8].copy_from_slice(&self.head.id.0.get().to_be_bytes());
         attempt[8..].copy_from_slice(&fastrand::u64(..).to_be_bytes());
         let ttl = self.route.policy.ttl;
-        let (attempt, origin) = (Attempt(attempt), self.state.shadow_origin);
+        let (attempt, origin) = (AttemptToken(attempt), self.state.shadow_origin);
         NewRecord { attempt, origin, lease: LEASE, ttl, unknown_ttl: ttl, head }
     }
 
     /// Completes a shadow record, all of which stands in its head: only completed records expire without a word.
-    async fn finish(&self, id: RecordId, attempt: Attempt, shadow: &Shadow) -> Result<(), Dropped> {
+    async fn finish(&self, id: RecordId, attempt: AttemptToken, shadow: &Shadow) -> Result<(), Dropped> {
         let expiry = Expiry::FromNow(shadow.until.since(wall_clock()).max(Duration::from_secs(1)));
         let end = RecordEnd::Complete { answer: Bytes::from_static(&[0]), expiry };
         // Where another has replaced it already, that one goes on.

@@ -41,7 +41,7 @@ pub(in crate::http) struct ClientIo<S> {
     end: Option<ReadEnd>,
     timer: ReadTimer,
     /// The exchange whose interim responses may be written now.
-    clear_for: u64,
+    interim_allowed_for: u64,
     /// An interim response that is being written.
     interim: Bytes,
     /// Runs while the client accepts no output.
@@ -110,7 +110,7 @@ impl<S> ClientIo<S> {
             requests: 0,
             end: None,
             timer,
-            clear_for: 0,
+            interim_allowed_for: 0,
             interim: Bytes::new(),
             write_timer: None,
             is_flushed: true,
@@ -124,7 +124,7 @@ impl<S> ClientIo<S> {
             return;
         }
         self.waker = Some(cx.waker().clone());
-        self.state.interim().wake(cx.waker());
+        self.state.interim().set_waker(cx.waker());
         self.timer.is_polled = false;
     }
 
@@ -354,7 +354,7 @@ impl<S: AsyncWrite + Unpin> ClientIo<S> {
                 }
                 self.interim.advance(written);
             }
-            match self.state.interim().take(self.clear_for) {
+            match self.state.interim().take(self.interim_allowed_for) {
                 Some(next) => self.interim = next,
                 None => return Poll::Ready(Ok(())),
             }
@@ -370,7 +370,7 @@ impl<S: AsyncWrite + Unpin> ClientIo<S> {
         if self.poll_interim(cx)?.is_pending() {
             return self.poll_write_timeout(cx, Poll::Pending);
         }
-        (self.clear_for, self.is_flushed) = (0, false);
+        (self.interim_allowed_for, self.is_flushed) = (0, false);
         let written = write(self.socket()?, cx);
         self.poll_write_timeout(cx, written)
     }
@@ -413,7 +413,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientIo<S> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // hyper flushes when it has no more output.
         self.register_waker(cx);
-        self.clear_for = self.state.interim().open();
+        self.interim_allowed_for = self.state.interim().open_exchange();
         if self.poll_interim(cx)?.is_pending() {
             return self.poll_write_timeout(cx, Poll::Pending).map_ok(|_| ());
         }

@@ -236,13 +236,13 @@ impl InterimQueue {
     }
 
     /// Sets the waker for new entries.
-    pub(super) fn wake(&self, waker: &Waker) {
+    pub(super) fn set_waker(&self, waker: &Waker) {
         self.lock().waker = Some(waker.clone());
     }
 
     /// The unanswered exchange; 0 after its final response has started, of which an interim response would become a
     /// part.
-    pub(super) fn open(&self) -> u64 {
+    pub(super) fn open_exchange(&self) -> u64 {
         self.open.load(Ordering::Acquire)
     }
 

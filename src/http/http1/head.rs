@@ -76,8 +76,8 @@ pub(super) fn judge_trailers(trailers: &[u8], limits: &Limits) -> Result<(), Fau
         if place >= limits.max_headers {
             return Err(Fault::TooManyHeaders);
         }
-        if NO_TRAILERS.iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden.as_bytes())) {
-            return Err(NO_TRAILER);
+        if FORBIDDEN_TRAILERS.iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden.as_bytes())) {
+            return Err(FORBIDDEN_TRAILER);
         }
     }
     Ok(())
@@ -88,15 +88,15 @@ pub(in crate::http) fn judge_trailer_fields(trailers: &HeaderMap, limits: &Limit
     if trailers.len() > limits.max_headers {
         return Err(Fault::TooManyHeaders);
     }
-    if NO_TRAILERS.iter().any(|forbidden| trailers.contains_key(*forbidden)) {
-        return Err(NO_TRAILER);
+    if FORBIDDEN_TRAILERS.iter().any(|forbidden| trailers.contains_key(*forbidden)) {
+        return Err(FORBIDDEN_TRAILER);
     }
     Ok(())
 }
 
 /// Fields that a recipient could mistake for header fields.
-const NO_TRAILERS: [&str; 3] = ["content-length", "transfer-encoding", "host"];
-const NO_TRAILER: Fault = Fault::Malformed("a trailer says what only a header may (RFC 9110, 6.5.1)");
+const FORBIDDEN_TRAILERS: [&str; 3] = ["content-length", "transfer-encoding", "host"];
+const FORBIDDEN_TRAILER: Fault = Fault::Malformed("a trailer says what only a header may (RFC 9110, 6.5.1)");
 
 /// Lines without their ends. The caller has checked that each ends in CR LF.
 fn lines(mut head: &[u8]) -> impl Iterator<Item = &[u8]> {

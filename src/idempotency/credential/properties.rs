@@ -9,7 +9,7 @@ use super::super::fingerprint::{Fingerprint, Recipe};
 use super::super::identity::RecordIdHasher;
 use super::super::key::Key;
 use super::super::policy::Policy;
-use super::super::record::{Attempt, Record, State, Timestamp};
+use super::super::record::{AttemptToken, Record, State, Timestamp};
 use super::super::recovery::Recovery;
 use super::super::scope::ClientCertificate;
 use super::*;
@@ -135,7 +135,7 @@ proptest! {
                 content: Some(Content { body: "of one".into(), trailers: Vec::new() }),
             };
             let record = Record {
-                attempt: Attempt([1; 16]),
+                attempt: AttemptToken([1; 16]),
                 state,
                 claimed_at: Timestamp(0),
                 until: Timestamp(10),

@@ -9,7 +9,7 @@ use http::StatusCode;
 
 use super::super::golden::compare;
 use super::*;
-use crate::idempotency::record::{Attempt, State};
+use crate::idempotency::record::{AttemptToken, State};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idempotency/protocol.golden.md");
 
@@ -145,7 +145,7 @@ fn waiting(here: bool, events: &[Event]) -> Vec<(Duration, Event)> {
 }
 
 fn view(decision: Decision) -> RecordView {
-    let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(0) };
+    let version = Version { attempt: AttemptToken([1; 16]), state: State::Unknown, until: Timestamp(0) };
     RecordView { decision, until: None, version, is_own: false }
 }
 
@@ -176,12 +176,12 @@ fn events() -> Vec<(&'static str, Event)> {
             "the leader's attempt released the key, and was of another request",
             Event::Followed(Followed::Released { is_same: false }),
         ),
-        ("the leader is gone", Event::Followed(Followed::Gone)),
+        ("the leader is gone", Event::Followed(Followed::AskStore)),
         ("it may run, under a configuration that is in force", Event::Permitted),
         ("the configuration has changed", Event::Retired),
         ("the request may not run", Event::Barred),
         ("the store acknowledges the claim", Event::Claimed),
-        ("the store acknowledges the claim, and has a record of the key under another id", Event::Elsewhere),
+        ("the store acknowledges the claim, and has a record of the key under another id", Event::OtherId),
         ("the record had changed meanwhile", Event::NotSuperseded),
         ("the store has an attempt in flight", exists(in_flight())),
         ("the store has an answer", exists(completed())),
@@ -306,7 +306,7 @@ fn reply_in_words(reply: &Reply) -> String {
         Reply::Recovered => "with what the upstream said, `recovered`".to_owned(),
         Reply::Decided { .. } => "what the record says".to_owned(),
         Reply::Released => "with the released answer".to_owned(),
-        Reply::NothingLeft | Reply::Elsewhere => "409 `in-flight`, to be sent again at once".to_owned(),
+        Reply::NothingLeft | Reply::OtherId => "409 `in-flight`, to be sent again at once".to_owned(),
         Reply::Retired => "503 `overloaded`: the configuration changed".to_owned(),
         Reply::ClaimFailed | Reply::ClaimUnanswered | Reply::LeaderUnanswered => {
             "503 `store-unavailable`, or forwards it unprotected where the route says so".to_owned()

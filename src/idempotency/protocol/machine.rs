@@ -180,7 +180,7 @@ impl Protocol {
             }
             Event::Followed(Followed::Released { is_same: true }) if self.may_wait() => self.reply(Reply::Released),
             // A retry that does not wait runs; and one that differs finds the key free.
-            Event::Followed(Followed::Released { .. } | Followed::Absent | Followed::Gone)
+            Event::Followed(Followed::Released { .. } | Followed::Absent | Followed::AskStore)
             | Event::Followed(Followed::Found { decision: Decision::Supersede, .. }) => self.join(),
             Event::Followed(Followed::Found { decision: Decision::Probe, .. }) => self.another_asks(now, None),
             Event::Followed(Followed::Found { decision, until }) => self.reply(Reply::Decided { decision, until }),
@@ -247,8 +247,8 @@ impl Protocol {
             Event::Claimed => {
                 self.go(Phase::Running { sent: 1 }, [Action::ShareRunning { since: claiming.since }, Action::Run])
             }
-            Event::Elsewhere if claiming.is_given_up => self.withdraw(None, []),
-            Event::Elsewhere => self.withdraw(None, [Action::Reply(Reply::Elsewhere)]),
+            Event::OtherId if claiming.is_given_up => self.withdraw(None, []),
+            Event::OtherId => self.withdraw(None, [Action::Reply(Reply::OtherId)]),
             // It is claimed, and may not run any more.
             Event::Barred if claiming.is_given_up => self.withdraw(None, []),
             Event::Barred => self.withdraw(None, [Action::Reply(Reply::Barred)]),

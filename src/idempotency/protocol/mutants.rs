@@ -83,7 +83,7 @@ impl Mutant {
             (Self::BelievesUnclear, Event::Probed(Finding::Unclear)) => Event::Probed(Finding::Absent),
             (Self::ResendsTheSettled, Event::NotSuperseded) if asked == Some(Operation::Reclaim) => Event::Claimed,
             (Self::ProbesBesideAnother, Event::ProbeTaken) => Event::ProbeLocked,
-            (Self::RunsBesideAnother, Event::Elsewhere) => Event::Claimed,
+            (Self::RunsBesideAnother, Event::OtherId) => Event::Claimed,
             (Self::RunsTheBarred, Event::Barred) => Event::Permitted,
             (_, event) => event,
         };

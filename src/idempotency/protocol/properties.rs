@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::idempotency::record::{Attempt, State};
+use crate::idempotency::record::{AttemptToken, State};
 
 fn limits() -> impl Strategy<Value = ProtocolLimits> {
     let times = (prop_oneof![Just(0u64), Just(20)], 1..40u64, 1..40u64);
@@ -36,7 +36,7 @@ fn decision() -> impl Strategy<Value = Decision> {
 
 fn view() -> impl Strategy<Value = RecordView> {
     (decision(), any::<bool>(), 0..3u64).prop_map(|(decision, is_own, until)| {
-        let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(until) };
+        let version = Version { attempt: AttemptToken([1; 16]), state: State::Unknown, until: Timestamp(until) };
         RecordView { decision, until: None, version, is_own }
     })
 }
@@ -48,7 +48,7 @@ fn followed() -> impl Strategy<Value = Followed> {
         decision().prop_map(|decision| Followed::Found { decision, until: None }),
         Just(Followed::Absent),
         any::<bool>().prop_map(|is_same| Followed::Released { is_same }),
-        Just(Followed::Gone),
+        Just(Followed::AskStore),
     ]
 }
 
@@ -243,7 +243,7 @@ proptest! {
                     Some(Action::LockProbe) => Event::ProbeLocked,
                     Some(Action::Probe) => Event::Probed(Finding::Done),
                     Some(Action::Recover) => Event::Settled(Settlement::Done),
-                    Some(Action::Follow | Action::FollowToEnd) => Event::Followed(Followed::Gone),
+                    Some(Action::Follow | Action::FollowToEnd) => Event::Followed(Followed::AskStore),
                     _ => {
                         now = protocol.timeout().expect("else it waits for nothing").max(now);
                         Event::Timeout
@@ -272,7 +272,7 @@ fn a_takeover_that_is_given_up_is_released_though_it_turned_unknown() {
     let (patience, backoff) = (Duration::ZERO, Duration::ZERO);
     let limits = ProtocolLimits { settle_timeout: second, lease: second * 30, patience, attempts: 1, backoff };
     let mut protocol = Protocol::new(limits);
-    let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(0) };
+    let version = Version { attempt: AttemptToken([1; 16]), state: State::Unknown, until: Timestamp(0) };
     let stands = RecordView { decision: Decision::Supersede, until: None, version, is_own: false };
     for event in [Event::Begin, Event::Leads, Event::Permitted, Event::Exists(stands), Event::Permitted] {
         protocol.handle(Duration::ZERO, event);

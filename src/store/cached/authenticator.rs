@@ -14,7 +14,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp};
 
 /// The one that this program writes, and reads.
 const VERSION: u8 = 1;
@@ -97,7 +97,7 @@ fn read(mut body: Bytes) -> Result<(Record, Timestamp), bytes::TryGetError> {
     let state = if body.try_get_u8()? == 1 { State::Completed } else { State::InFlight };
     let read_at = Timestamp(body.try_get_u64()?);
     let (claimed_at, until) = (Timestamp(body.try_get_u64()?), Timestamp(body.try_get_u64()?));
-    let mut attempt = Attempt([0; 16]);
+    let mut attempt = AttemptToken([0; 16]);
     body.try_copy_to_slice(&mut attempt.0)?;
     let length = body.try_get_u32()? as usize;
     if length > body.len() {
@@ -118,7 +118,7 @@ mod tests {
 
     fn record(state: State, head: Vec<u8>, answer: Vec<u8>) -> Record {
         Record {
-            attempt: Attempt([3; 16]),
+            attempt: AttemptToken([3; 16]),
             state,
             claimed_at: Timestamp(10),
             until: Timestamp(20),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::idempotency::record::{Attempt, RecordId, Timestamp};
+use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 
 /// How many records one generation holds, of which there are two.
 const GENERATION: usize = 1 << 17;
@@ -20,11 +20,11 @@ const GENERATION: usize = 1 << 17;
 #[derive(Clone, Copy)]
 struct Floor {
     at: Timestamp,
-    attempt: Option<Attempt>,
+    attempt: Option<AttemptToken>,
 }
 
 impl Floor {
-    fn refuses(&self, attempt: Attempt, read_at: Timestamp) -> bool {
+    fn refuses(&self, attempt: AttemptToken, read_at: Timestamp) -> bool {
         read_at <= self.at && self.attempt != Some(attempt)
     }
 }
@@ -48,7 +48,7 @@ impl Floors {
     }
 
     /// Believes nothing of this record that was read up to `at`, except of `attempt`. `now` is the store's time.
-    pub(super) fn raise(&mut self, id: RecordId, at: Timestamp, attempt: Option<Attempt>, now: Timestamp) {
+    pub(super) fn raise(&mut self, id: RecordId, at: Timestamp, attempt: Option<AttemptToken>, now: Timestamp) {
         if self.young.len() >= GENERATION || self.began.0.elapsed() >= self.max_age {
             self.turn(now);
         }
@@ -60,7 +60,7 @@ impl Floors {
     }
 
     /// Whether a value of a record is older than what this process knows of it.
-    pub(super) fn refuses(&self, id: RecordId, attempt: Attempt, read_at: Timestamp) -> bool {
+    pub(super) fn refuses(&self, id: RecordId, attempt: AttemptToken, read_at: Timestamp) -> bool {
         let floor = self.young.get(&short(id)).or_else(|| self.old.get(&short(id)));
         floor.map_or(read_at < self.for_all, |floor| floor.refuses(attempt, read_at))
     }
@@ -98,8 +98,8 @@ mod tests {
         RecordId(id)
     }
 
-    fn attempt(number: u8) -> Attempt {
-        Attempt([number; 16])
+    fn attempt(number: u8) -> AttemptToken {
+        AttemptToken([number; 16])
     }
 
     #[tokio::test(start_paused = true)]

@@ -41,7 +41,7 @@ use super::{
     NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::codec;
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 
 /// How long a hint that a key is in flight is trusted.
 const HINT_TTL: Duration = Duration::from_secs(1);
@@ -208,12 +208,12 @@ impl Cached {
         Some(Claim::Exists { record, now })
     }
 
-    fn is_uncertain(&self, attempt: Attempt) -> bool {
+    fn is_uncertain(&self, attempt: AttemptToken) -> bool {
         self.shared.as_ref().is_some_and(|tier| tier.uncertain().contains(&attempt))
     }
 
     /// Notes whether the outcome of a claim is known, or uncertain after an error.
-    fn note(&self, attempt: Attempt, is_certain: bool, error: Option<&Error>) {
+    fn note(&self, attempt: AttemptToken, is_certain: bool, error: Option<&Error>) {
         let Some(tier) = &self.shared else { return };
         if is_certain {
             tier.uncertain().remove(&attempt);
@@ -240,7 +240,7 @@ impl Cached {
     }
 
     /// An attempt of this process has ended, and the store has its end.
-    fn ended(&self, id: RecordId, attempt: Attempt, end: &End, until: Timestamp, removals: u64) {
+    fn ended(&self, id: RecordId, attempt: AttemptToken, end: &End, until: Timestamp, removals: u64) {
         let Some(tier) = &self.shared else { return };
         let claimed = tier.take(id, attempt);
         if matches!(end, End::Complete { .. }) {
@@ -328,7 +328,7 @@ impl Store for Cached {
         superseded
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         let removals = self.local.counted();
         let settled = self.inner.settle(id, attempt, end.clone()).await?;
         self.note(attempt, true, None);

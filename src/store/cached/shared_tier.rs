@@ -13,7 +13,7 @@ use super::local_tier::{CacheEntry, LARGEST, size};
 use super::remote::RemoteClient;
 use super::{CacheResult, HINT_TTL, MAX_RUNNING, MAX_TIME_AGE};
 use crate::idempotency::codec;
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp};
 use crate::store::NewRecord;
 
 /// The shared cache, with the state for writing to it and for validating its values.
@@ -29,13 +29,13 @@ pub(super) struct SharedTier {
     pub(super) running: Mutex<HashMap<RecordId, RunningAttempt>>,
     /// Attempts that may have claimed: the store was asked, and its answer is not known. The caller retries until it
     /// is, and only the store knows; so there are at most as many of these as claims in flight.
-    pub(super) uncertain: Mutex<HashSet<Attempt>>,
+    pub(super) uncertain: Mutex<HashSet<AttemptToken>>,
     /// Up to when values are older than what this process knows.
     pub(super) floors: Mutex<Floors>,
 }
 
 pub(super) struct RunningAttempt {
-    pub(super) attempt: Attempt,
+    pub(super) attempt: AttemptToken,
     pub(super) at: Timestamp,
     pub(super) asked: Instant,
     pub(super) head: Bytes,
@@ -105,7 +105,7 @@ impl SharedTier {
     }
 
     /// Refuses values read before this attempt claimed the record: they are of an older attempt.
-    pub(super) fn refuse_older_than_attempt(&self, id: RecordId, attempt: Attempt, at: Timestamp) {
+    pub(super) fn refuse_older_than_attempt(&self, id: RecordId, attempt: AttemptToken, at: Timestamp) {
         let now = self.latest();
         self.floors().raise(id, at, Some(attempt), now);
     }
@@ -132,7 +132,7 @@ impl SharedTier {
         }
     }
 
-    pub(super) fn take(&self, id: RecordId, attempt: Attempt) -> Option<RunningAttempt> {
+    pub(super) fn take(&self, id: RecordId, attempt: AttemptToken) -> Option<RunningAttempt> {
         let mut running = self.running();
         let is_its = running.get(&id).is_some_and(|claimed| claimed.attempt == attempt);
         if is_its { running.remove(&id) } else { None }
@@ -148,7 +148,7 @@ impl SharedTier {
         self.floors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn uncertain(&self) -> MutexGuard<'_, HashSet<Attempt>> {
+    pub(super) fn uncertain(&self) -> MutexGuard<'_, HashSet<AttemptToken>> {
         // An attempt is in it or not.
         self.uncertain.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -25,7 +25,7 @@ use futures_util::future::BoxFuture;
 
 use super::deliveries::Deliveries;
 use super::{Claim, End, Expiry, NewRecord, Origin, OriginId, RecordEntry, Settled, Store};
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 
 /// A store under test, and how to let its time pass.
 pub struct Harness {
@@ -235,8 +235,8 @@ fn id(number: u8) -> RecordId {
     RecordId(bytes)
 }
 
-fn attempt(number: u8) -> Attempt {
-    Attempt([number; 16])
+fn attempt(number: u8) -> AttemptToken {
+    AttemptToken([number; 16])
 }
 
 fn origin(route: &str) -> Origin {
@@ -287,7 +287,7 @@ async fn get(harness: &Harness, id: RecordId) -> Option<RecordEntry> {
 }
 
 /// Ends an attempt that may end.
-async fn settle(harness: &Harness, id: RecordId, attempt: Attempt, end: End) -> Timestamp {
+async fn settle(harness: &Harness, id: RecordId, attempt: AttemptToken, end: End) -> Timestamp {
     match harness.store.settle(id, attempt, end).await {
         Ok(Settled::Done { until }) => until,
         other => panic!("the attempt did not end: {other:?}"),
@@ -295,7 +295,7 @@ async fn settle(harness: &Harness, id: RecordId, attempt: Attempt, end: End) -> 
 }
 
 /// Ends an attempt that may not end, and gives what stands instead.
-async fn settle_in_vain(harness: &Harness, id: RecordId, attempt: Attempt, end: End) -> Option<Record> {
+async fn settle_in_vain(harness: &Harness, id: RecordId, attempt: AttemptToken, end: End) -> Option<Record> {
     match harness.store.settle(id, attempt, end).await {
         Ok(Settled::NotCurrent { record }) => record,
         other => panic!("the attempt ended: {other:?}"),

@@ -292,7 +292,7 @@ fn version_of(id: u8, is_stale: bool, seen: &Versions, stale: &Versions) -> Opti
     if is_stale { stale[usize::from(id)] } else { seen[usize::from(id)] }
 }
 
-fn attempt_of(id: u8, by: Option<u8>, seen: &Versions) -> Attempt {
+fn attempt_of(id: u8, by: Option<u8>, seen: &Versions) -> AttemptToken {
     let own = || seen[usize::from(id)].map_or(attempt(0), |version| version.attempt);
     by.map_or_else(own, attempt)
 }

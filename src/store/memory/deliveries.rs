@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{Memory, Tables};
-use crate::idempotency::record::{Attempt, RecordId, Timestamp};
+use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
     Lane, NewDelivery, Pick, Sequence, Take, Taken, Turn,
@@ -209,7 +209,7 @@ impl Queue {
     pub(super) fn reseal(
         &mut self,
         id: RecordId,
-        token: Attempt,
+        token: AttemptToken,
         seen: Option<&Bytes>,
         values: DeliveryValues,
     ) -> bool {
@@ -359,7 +359,7 @@ mod tests {
         let (clock, step) = model::stopped_clock();
         let memory = Memory::with_clock(clock);
         let (one, other) = (RecordId([1; 32]), RecordId([2; 32]));
-        let (token, origin, nothing) = (Attempt([9; 16]), OriginId(1), Bytes::new);
+        let (token, origin, nothing) = (AttemptToken([9; 16]), OriginId(1), Bytes::new);
         let new = NewDelivery { token, origin, lane: Lane(0), head: nothing(), request: nothing(), body: nothing() };
         memory.accept(one, new).await.unwrap();
         for (number, id) in [(1, one), (2, other)] {

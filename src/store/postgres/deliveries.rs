@@ -14,7 +14,7 @@ use super::pool::Pool;
 use super::row::{self, Unreadable};
 use super::session::{CallError, Parameter, Query, Session};
 use super::{Postgres, count_of, unexpected_reply};
-use crate::idempotency::record::{Attempt, RecordId, Timestamp};
+use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
     Lane, NewDelivery, Sequence, Take, Taken, passed_over,
@@ -315,7 +315,7 @@ pub(super) async fn accept(
 }
 
 /// Removes deliveries, whose ids are in order and single. Returns which were there.
-pub(super) async fn finish(session: &Session, ended: &[(RecordId, Attempt)]) -> Result<Vec<bool>, CallError> {
+pub(super) async fn finish(session: &Session, ended: &[(RecordId, AttemptToken)]) -> Result<Vec<bool>, CallError> {
     let ids: Vec<&[u8]> = ended.iter().map(|(id, _)| &id.0[..]).collect();
     let tokens: Vec<&[u8]> = ended.iter().map(|(_, token)| &token.0[..]).collect();
     let rows = session.write(&FINISH, &[&ids, &tokens], 0).await?;

@@ -2,7 +2,7 @@
 
 use super::operation::{ClaimOperation, ClaimReply};
 use super::{Postgres, unexpected_reply};
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp};
 use crate::store::Error;
 
 /// How many completions are remembered as durable. One that is not costs its next reader one more commit.
@@ -36,7 +36,12 @@ impl Postgres {
     }
 
     /// The same of the delivery of this token: whoever reads it tells its client that the request is kept.
-    pub(super) async fn ensure_kept(&self, id: RecordId, token: Attempt, host: Option<usize>) -> Result<bool, Error> {
+    pub(super) async fn ensure_kept(
+        &self,
+        id: RecordId,
+        token: AttemptToken,
+        host: Option<usize>,
+    ) -> Result<bool, Error> {
         if self.kept.get(&token).is_some() {
             return Ok(false);
         }

@@ -11,7 +11,7 @@ use super::pool::Pool;
 use super::row::{self, Unreadable};
 use super::session::Parameter;
 use super::{Postgres, deliveries};
-use crate::idempotency::record::{Attempt, RecordId, State, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, State, Version};
 use crate::store::deliveries::Delivery;
 use crate::store::resealing::{BEGINNING, Beginning, Beginnings, DeliveryValues, Values};
 use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Page, RecordEntry, Resealing, Since};
@@ -273,7 +273,7 @@ impl Resealing for Postgres {
     async fn reseal_delivery(
         &self,
         id: RecordId,
-        token: Attempt,
+        token: AttemptToken,
         seen: Option<Bytes>,
         values: DeliveryValues,
     ) -> Result<bool, Error> {

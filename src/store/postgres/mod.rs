@@ -72,7 +72,7 @@ use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
     NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Store,
 };
-use crate::idempotency::record::{Attempt, RecordId, State, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, State, Version};
 
 /// How long a record that another transaction holds is left alone, at first and at most.
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
@@ -108,9 +108,9 @@ pub struct Postgres {
     /// Attempts whose completion this process has seen durable: it settled them itself, or flushed the log after it read
     /// them. A commit whose wait for a synchronous standby was cancelled is visible on the primary and may be nowhere else:
     /// a record that is merely visible may be gone after a failover.
-    durable: Cache<Attempt, ()>,
+    durable: Cache<AttemptToken, ()>,
     /// The same of accepted requests, by their tokens.
-    kept: Cache<Attempt, ()>,
+    kept: Cache<AttemptToken, ()>,
     hosts: Arc<Hosts>,
     is_closing: AtomicBool,
     description: Description,
@@ -279,7 +279,7 @@ impl Store for Postgres {
         }
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         let (mut pause, mut skips_locked) = (MIN_BACKOFF, false);
         loop {
             let ended = self

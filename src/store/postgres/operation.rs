@@ -13,7 +13,7 @@ use super::deliveries::{self, Standing};
 use super::error::{self, OpenError};
 use super::session::{CallError, Query, Session};
 use super::{row, write_check};
-use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 use crate::store::batcher::{Backend, Failure, Operation, Replies};
 use crate::store::deliveries::NewDelivery;
 use crate::store::lifecycle::{self, RecordView, Transition};
@@ -271,7 +271,7 @@ async fn supersede(session: &Session, id: RecordId, seen: Version, fresh: &NewRe
 /// The end of an attempt.
 pub(super) struct Settlement {
     pub(super) id: RecordId,
-    pub(super) attempt: Attempt,
+    pub(super) attempt: AttemptToken,
     pub(super) end: End,
     /// Another transaction holds this record: no other settlement should wait for it.
     pub(super) skips_locked: bool,
@@ -314,7 +314,7 @@ pub(super) enum SettleOperation {
     /// See [`crate::store::deliveries::Change::Finish`].
     Finish {
         id: RecordId,
-        token: Attempt,
+        token: AttemptToken,
     },
 }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp};
 use crate::store::{Origin, lifecycle};
 
 /// A row holds what no gate writes.
@@ -51,8 +51,8 @@ pub(super) fn id(row: &Row, column: usize) -> Result<RecordId, Unreadable> {
     get::<&[u8]>(row, column)?.try_into().map(RecordId).map_err(|_| Unreadable { column })
 }
 
-pub(super) fn attempt(row: &Row, column: usize) -> Result<Attempt, Unreadable> {
-    get::<&[u8]>(row, column)?.try_into().map(Attempt).map_err(|_| Unreadable { column })
+pub(super) fn attempt(row: &Row, column: usize) -> Result<AttemptToken, Unreadable> {
+    get::<&[u8]>(row, column)?.try_into().map(AttemptToken).map_err(|_| Unreadable { column })
 }
 
 pub(super) fn digest(row: &Row, column: usize) -> Result<[u8; 32], Unreadable> {

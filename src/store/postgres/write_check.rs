@@ -72,8 +72,8 @@ pub(super) async fn check_all(claims: &Batcher<Claims>, settlements: &Batcher<Se
 pub(super) struct WriteHealth {
     began: Instant,
     /// When a claim and a settlement last worked, in milliseconds since `began`, plus one.
-    record_claim: AtomicU64,
-    record_settle: AtomicU64,
+    last_claim: AtomicU64,
+    last_settle: AtomicU64,
     /// Whether `failure` is set.
     is_failing: AtomicBool,
     /// Why attempts could not be settled.
@@ -85,8 +85,8 @@ impl WriteHealth {
     pub(super) fn new() -> Self {
         Self {
             began: Instant::now(),
-            record_claim: AtomicU64::new(0),
-            record_settle: AtomicU64::new(0),
+            last_claim: AtomicU64::new(0),
+            last_settle: AtomicU64::new(0),
             is_failing: AtomicBool::new(false),
             failure: Mutex::default(),
             suspected: Notify::new(),
@@ -94,11 +94,11 @@ impl WriteHealth {
     }
 
     pub(super) fn record_claim(&self) {
-        self.record_claim.store(self.now(), Ordering::Relaxed);
+        self.last_claim.store(self.now(), Ordering::Relaxed);
     }
 
     pub(super) fn record_settle(&self) {
-        self.record_settle.store(self.now(), Ordering::Relaxed);
+        self.last_settle.store(self.now(), Ordering::Relaxed);
     }
 
     /// A settlement failed: checks whether others work.
@@ -110,7 +110,7 @@ impl WriteHealth {
     pub(super) fn is_recent_success(&self) -> bool {
         let recent =
             |at: &AtomicU64| self.now().saturating_sub(at.load(Ordering::Relaxed)) <= VALIDITY.as_millis() as u64;
-        !self.is_failing.load(Ordering::Relaxed) && recent(&self.record_claim) && recent(&self.record_settle)
+        !self.is_failing.load(Ordering::Relaxed) && recent(&self.last_claim) && recent(&self.last_settle)
     }
 
     /// The error for claims while settlements fail.

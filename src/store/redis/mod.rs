@@ -54,7 +54,7 @@ use super::{
     NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::lease::renewal_interval;
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 
 /// How long a command may take. Its caller has timed out by then.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
@@ -189,7 +189,7 @@ impl Store for Redis {
         }
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         let Reply::Settled(settled) = self.batchers.submit(Operation::Settle { id, attempt, end }).await? else {
             return Err(unexpected_reply(record::Unreadable));
         };

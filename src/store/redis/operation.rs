@@ -10,7 +10,7 @@ use super::record::{self, Unreadable, millis, span};
 use super::script_client::ScriptClient;
 use super::scripts::Scripts;
 use super::{error, unexpected_reply};
-use crate::idempotency::record::{Attempt, RecordId, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, Timestamp, Version};
 use crate::store::batcher::{self, Backend, Failure, Replies};
 use crate::store::lifecycle::{self, RecordView, Transition};
 use crate::store::{Claim, End, Error, Expiry, LeaseRenewal, NewRecord, Settled};
@@ -28,7 +28,7 @@ pub(super) enum Operation {
     },
     Settle {
         id: RecordId,
-        attempt: Attempt,
+        attempt: AttemptToken,
         end: End,
     },
     /// Of one partition, where calls are.
@@ -275,7 +275,7 @@ fn read_current(response: Value) -> Result<Option<record::StoredRecord>, Error> 
     }
 }
 
-fn read_settled(answer: Value, attempt: Attempt, end: &End, now: Timestamp) -> Result<Settled, Error> {
+fn read_settled(answer: Value, attempt: AttemptToken, end: &End, now: Timestamp) -> Result<Settled, Error> {
     match answer {
         Value::Int(_) => Ok(Settled::Done { until: record::time(number(&answer)?) }),
         answer => outcome(read_current(answer)?, attempt, end, now),
@@ -285,7 +285,7 @@ fn read_settled(answer: Value, attempt: Attempt, end: &End, now: Timestamp) -> R
 /// The outcome of a settlement that the script did not apply.
 fn outcome(
     current: Option<record::StoredRecord>,
-    attempt: Attempt,
+    attempt: AttemptToken,
     end: &End,
     now: Timestamp,
 ) -> Result<Settled, Error> {
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn only_the_end_of_an_attempt_is_carried_out_without_its_caller() {
         let id = RecordId([1; 32]);
-        let release = Operation::Settle { id, attempt: Attempt([0; 16]), end: End::Release };
+        let release = Operation::Settle { id, attempt: AttemptToken([0; 16]), end: End::Release };
         assert!(!release.is_abandoned_with_caller());
         assert!(Operation::Await(id).is_abandoned_with_caller());
         assert!(Operation::Renew(Vec::new()).is_abandoned_with_caller());
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn a_renewal_fails_where_none_is_renewed_and_one_is_refused() {
         let lease = std::time::Duration::from_secs(60);
-        let held = [1, 2].map(|n| LeaseRenewal { id: RecordId([n; 32]), attempt: Attempt([n; 16]), lease });
+        let held = [1, 2].map(|n| LeaseRenewal { id: RecordId([n; 32]), attempt: AttemptToken([n; 16]), lease });
         let renewed = |answers: &str| {
             let answer = redis::parse_redis_value(format!("*2\r\n{answers}").as_bytes()).unwrap();
             match read_alone(&Operation::Renew(held.to_vec()), answer)? {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes};
 use redis::Cmd;
 
-use crate::idempotency::record::{Attempt, Record, State, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, State, Timestamp, Version};
 use crate::store::resealing::Values;
 use crate::store::{NewRecord, OriginId, lifecycle};
 
@@ -28,7 +28,7 @@ pub(super) struct Unreadable;
 /// Decodes a record. Without `with_answer`, the value ends after the head.
 pub(super) fn read(value: Vec<u8>, with_answer: bool) -> Result<StoredRecord, Unreadable> {
     let mut rest = Bytes::from(value);
-    let mut attempt = Attempt([0; 16]);
+    let mut attempt = AttemptToken([0; 16]);
     rest.try_copy_to_slice(&mut attempt.0)?;
     let state = match rest.try_get_u8()? {
         0 => State::InFlight,
@@ -56,7 +56,7 @@ pub(super) fn read(value: Vec<u8>, with_answer: bool) -> Result<StoredRecord, Un
 }
 
 /// The part of a new record before its times.
-pub(super) fn before_times(attempt: Attempt) -> [u8; 17] {
+pub(super) fn before_times(attempt: AttemptToken) -> [u8; 17] {
     let mut begin = [0; 17];
     begin[..16].copy_from_slice(&attempt.0);
     begin

@@ -38,10 +38,10 @@ fn id(number: u16) -> RecordId {
     RecordId(id)
 }
 
-fn attempt(number: u16) -> Attempt {
+fn attempt(number: u16) -> AttemptToken {
     let mut attempt = [7; 16];
     attempt[..2].copy_from_slice(&number.to_be_bytes());
-    Attempt(attempt)
+    AttemptToken(attempt)
 }
 
 fn fresh(number: u16) -> NewRecord {

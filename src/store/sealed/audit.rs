@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::Sealed;
 use super::keyring::Part;
-use crate::idempotency::record::{Attempt, RecordId};
+use crate::idempotency::record::{AttemptToken, RecordId};
 use crate::store::Error;
 use crate::store::audit::{self, AuditLog, Entry, EntryFilter, EntryPage, NewEntry, Position};
 
@@ -50,14 +50,14 @@ impl Sealed {
 }
 
 /// What a reason is bound to. Its entry has no place in the log yet when it is sealed.
-fn place(service: &str, action: &str, by: &str, record: Option<RecordId>) -> (RecordId, Attempt) {
+fn place(service: &str, action: &str, by: &str, record: Option<RecordId>) -> (RecordId, AttemptToken) {
     let mut hash = Sha256::new();
     let record = record.as_ref().map_or(&[][..], |record| &record.0);
     for part in [service.as_bytes(), action.as_bytes(), by.as_bytes(), record] {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }
-    (RecordId(hash.finalize().into()), Attempt([0; 16]))
+    (RecordId(hash.finalize().into()), AttemptToken([0; 16]))
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use bytes::Bytes;
 use tokio::sync::broadcast;
 
 use super::keyring::{Keyring, Part, Sealing, UnsealError};
-use crate::idempotency::record::{Attempt, RecordId};
+use crate::idempotency::record::{AttemptToken, RecordId};
 use crate::store::cached::{CacheOperation, RemoteCache, RemoteError};
 use crate::store::{Removal, SharedQuotas};
 
 /// Values are not of one attempt: each replaces what stood there.
-const NO_ATTEMPT: Attempt = Attempt([0; 16]);
+const NO_ATTEMPT: AttemptToken = AttemptToken([0; 16]);
 
 /// A cache that sees values only in sealed form. What was sealed with a key that is missing, or not at all, is no value.
 pub struct SealedCache {

@@ -127,7 +127,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::idempotency::record::Attempt;
+    use crate::idempotency::record::AttemptToken;
     use crate::store::Store;
     use crate::store::deliveries::Lane;
     use crate::store::memory::Memory;
@@ -141,11 +141,11 @@ mod tests {
         let sealed = Sealed::new(Arc::clone(&memory), Arc::clone(&keys), "s".into(), |_, _| {});
         let (origin, head) = (OriginId(1), Bytes::from_static(b"head"));
         let body = Bytes::from_static(b"amount=100");
-        let whole = keys.seal(RecordId([1; 32]), Attempt([1; 16]), Part::Body, &body);
+        let whole = keys.seal(RecordId([1; 32]), AttemptToken([1; 16]), Part::Body, &body);
         let altered = [&whole[..whole.len() - 1], &[whole[whole.len() - 1] ^ 1]].concat();
-        let moved = keys.seal(RecordId([9; 32]), Attempt([1; 16]), Part::Body, &body);
+        let moved = keys.seal(RecordId([9; 32]), AttemptToken([1; 16]), Part::Body, &body);
         for (body, comes) in [(whole, 10), (altered.into(), 0), (moved, 0), (body, 0), (Bytes::new(), 0)] {
-            let (id, token) = (RecordId([1; 32]), Attempt([1; 16]));
+            let (id, token) = (RecordId([1; 32]), AttemptToken([1; 16]));
             let (head, request) = [Part::Head, Part::Request].map(|part| keys.seal(id, token, part, &head)).into();
             let new = NewDelivery { token, origin, lane: Lane(0), head, request, body };
             deliveries::of(&*memory).unwrap().accept(id, new).await.unwrap();
@@ -167,7 +167,7 @@ mod tests {
         let (strict, lenient) = (OriginId(1), OriginId(2));
         keys.be_strict([strict].into());
         for (number, origin, comes) in [(1, strict, false), (2, lenient, true)] {
-            let (id, token, plain) = (RecordId([number; 32]), Attempt([number; 16]), Bytes::from_static(b"plain"));
+            let (id, token, plain) = (RecordId([number; 32]), AttemptToken([number; 16]), Bytes::from_static(b"plain"));
             let (head, request, body) = (plain.clone(), plain.clone(), plain);
             let new = NewDelivery { token, origin, lane: Lane(0), head, request, body };
             deliveries::of(&*memory).unwrap().accept(id, new).await.unwrap();

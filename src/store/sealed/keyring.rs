@@ -43,7 +43,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hmac;
 
 use crate::idempotency::codec::{SEALED, SEALED_STRICTLY};
-use crate::idempotency::record::{Attempt, Record, RecordId};
+use crate::idempotency::record::{AttemptToken, Record, RecordId};
 use crate::store::resealing::BEGINNING;
 use crate::store::{OriginId, RecordEntry};
 
@@ -290,7 +290,7 @@ impl Keyring {
 
     /// The sealed form of a value; the plain one where there is no key.
     #[must_use]
-    pub fn seal(&self, id: RecordId, attempt: Attempt, part: Part, plain: &Bytes) -> Bytes {
+    pub fn seal(&self, id: RecordId, attempt: AttemptToken, part: Part, plain: &Bytes) -> Bytes {
         self.seal_as(Strictness::Lenient, id, attempt, part, plain)
     }
 
@@ -299,7 +299,7 @@ impl Keyring {
         &self,
         strictness: Strictness,
         id: RecordId,
-        attempt: Attempt,
+        attempt: AttemptToken,
         part: Part,
         plain: &Bytes,
     ) -> Bytes {
@@ -325,7 +325,7 @@ impl Keyring {
     ///
     /// # Errors
     /// Why it does not open.
-    pub fn open(&self, id: RecordId, attempt: Attempt, part: Part, value: &Bytes) -> Result<Bytes, UnsealError> {
+    pub fn open(&self, id: RecordId, attempt: AttemptToken, part: Part, value: &Bytes) -> Result<Bytes, UnsealError> {
         let Sealing::With(name, _) = Sealing::of(value) else { return Ok(value.clone()) };
         if value.len() < HEAD + TAG {
             return Err(UnsealError::Altered);
@@ -387,7 +387,7 @@ impl Drop for OpeningToo {
 }
 
 /// Where a value belongs.
-fn place(id: RecordId, attempt: Attempt, part: Part) -> [u8; 49] {
+fn place(id: RecordId, attempt: AttemptToken, part: Part) -> [u8; 49] {
     let mut place = [0; 49];
     place[..32].copy_from_slice(&id.0);
     place[32..48].copy_from_slice(&attempt.0);
@@ -418,7 +418,7 @@ mod tests {
     }
 
     const ID: RecordId = RecordId([1; 32]);
-    const ATTEMPT: Attempt = Attempt([2; 16]);
+    const ATTEMPT: AttemptToken = AttemptToken([2; 16]);
 
     proptest! {
         #[test]
@@ -428,7 +428,7 @@ mod tests {
             let sealed = keys.seal(ID, ATTEMPT, Part::Head, &plain);
             prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Head, &sealed), Ok(plain.clone()));
             prop_assert_eq!(keys.open(RecordId(other), ATTEMPT, Part::Head, &sealed), Err(UnsealError::Altered));
-            prop_assert_eq!(keys.open(ID, Attempt([3; 16]), Part::Head, &sealed), Err(UnsealError::Altered));
+            prop_assert_eq!(keys.open(ID, AttemptToken([3; 16]), Part::Head, &sealed), Err(UnsealError::Altered));
             prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Ending, &sealed), Err(UnsealError::Altered));
             // Any bit behind the two that say that it is sealed.
             let bit = 16 + bit.index((sealed.len() - 2) * 8);
@@ -471,7 +471,7 @@ mod tests {
         let [strict, lenient] = [Strictness::Strict, Strictness::Lenient]
             .map(|strictness| keys.seal_as(strictness, ID, ATTEMPT, Part::Head, &Bytes::from_static(b"one")));
         assert_ne!(lenient[10..22], strict[10..22], "two forms of one head are two messages");
-        assert_ne!(seal(ATTEMPT, "one")[22..], seal(Attempt([9; 16]), "one")[22..]);
+        assert_ne!(seal(ATTEMPT, "one")[22..], seal(AttemptToken([9; 16]), "one")[22..]);
     }
 
     #[test]

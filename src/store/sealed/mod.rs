@@ -23,7 +23,7 @@ use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
     NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
 };
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 
 /// A store that sees what it keeps only in sealed form.
 pub struct Sealed {
@@ -98,7 +98,7 @@ impl Store for Sealed {
         self.store.supersede(id, seen, self.seal(id, fresh)).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         let seal = |plain: &Bytes| self.keys.seal(id, attempt, Part::Ending, plain);
         let (sealed, written) = match end {
             End::Complete { answer, expiry } => {
@@ -244,7 +244,7 @@ mod tests {
             End::Hold { cause: Bytes::from_static(b"cause") },
         ];
         for (place, end) in ends.into_iter().enumerate() {
-            let (id, attempt) = (RecordId([place as u8; 32]), Attempt([8; 16]));
+            let (id, attempt) = (RecordId([place as u8; 32]), AttemptToken([8; 16]));
             let (ttl, origin, head) = (minute, OriginId(1), Bytes::from_static(b"head"));
             store.claim(id, NewRecord { attempt, origin, lease: minute, ttl, unknown_ttl: ttl, head }).await.unwrap();
             let Settled::Done { until } = store.settle(id, attempt, end.clone()).await.unwrap() else {
@@ -269,7 +269,7 @@ mod tests {
             let closed = Arc::clone(&closed);
             Sealed::new(Arc::clone(&memory), keys(bytes), "s".into(), move |_, why| closed.lock().unwrap().push(why))
         };
-        let (id, attempt, minute) = (RecordId([7; 32]), Attempt([8; 16]), Duration::from_secs(60));
+        let (id, attempt, minute) = (RecordId([7; 32]), AttemptToken([8; 16]), Duration::from_secs(60));
         let (head, answer) = (Bytes::from_static(b"a secret head"), Bytes::from_static(b"a secret answer"));
         let (ttl, origin) = (minute, OriginId(1));
         let fresh = NewRecord { attempt, origin, lease: minute, ttl, unknown_ttl: ttl, head: head.clone() };

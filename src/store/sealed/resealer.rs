@@ -8,7 +8,7 @@ use futures_util::{StreamExt as _, stream};
 use tokio::sync::{Notify, Semaphore};
 
 use super::keyring::{Keyring, Part, Sealing, Strictness};
-use crate::idempotency::record::{Attempt, Record, RecordId, State};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State};
 use crate::store::deliveries::{Delivery, DeliveryFilter, Sequence};
 use crate::store::resealing::{Beginning, Beginnings, DeliveryValues, Resealing, Values};
 use crate::store::{Error, ErrorKind, Origin, Store};
@@ -290,7 +290,7 @@ impl Resealer {
     }
 
     /// The same of a delivery.
-    fn sealed_delivery(&self, id: RecordId, token: Attempt, values: &DeliveryValues) -> Option<DeliveryValues> {
+    fn sealed_delivery(&self, id: RecordId, token: AttemptToken, values: &DeliveryValues) -> Option<DeliveryValues> {
         let DeliveryValues { head, request, body, note } = values;
         if self.keys.is_planted(head, [request, body].into_iter().chain(note)) {
             return None;
@@ -306,7 +306,7 @@ impl Resealer {
     }
 
     /// A value under the first key, a head as strict as it was; `None` if it does not open.
-    fn seal_anew(&self, id: RecordId, attempt: Attempt, part: Part, value: &Bytes) -> Option<Bytes> {
+    fn seal_anew(&self, id: RecordId, attempt: AttemptToken, part: Part, value: &Bytes) -> Option<Bytes> {
         let strictness = match part {
             Part::Head => Sealing::of(value).strictness(),
             _ => Strictness::Lenient,
@@ -329,7 +329,7 @@ impl Resealer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::idempotency::record::Attempt;
+    use crate::idempotency::record::AttemptToken;
     use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
     use crate::store::sealed::UnsealError;
@@ -367,7 +367,7 @@ mod tests {
         }
 
         async fn claim_of(&self, service: &str, store: &dyn Store, number: u8) {
-            let (attempt, head) = (Attempt([number; 16]), Bytes::from_static(b"head"));
+            let (attempt, head) = (AttemptToken([number; 16]), Bytes::from_static(b"head"));
             let origin = origin(service).id();
             let fresh = NewRecord { attempt, origin, lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
             store.claim(RecordId([number; 32]), fresh).await.unwrap();
@@ -375,7 +375,7 @@ mod tests {
 
         async fn complete(&self, store: &dyn Store, number: u8) {
             let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromNow(HOUR) };
-            store.settle(RecordId([number; 32]), Attempt([number; 16]), end).await.unwrap();
+            store.settle(RecordId([number; 32]), AttemptToken([number; 16]), end).await.unwrap();
         }
 
         async fn counted(&self) -> (Vec<u64>, u64, u64) {
@@ -433,7 +433,7 @@ mod tests {
         let queue = gate.sealed.deliveries().unwrap();
         for number in 0..250 {
             let nothing = Bytes::new;
-            let (token, origin, lane) = (Attempt([number; 16]), origin("ours").id(), Lane(0));
+            let (token, origin, lane) = (AttemptToken([number; 16]), origin("ours").id(), Lane(0));
             let new = NewDelivery { token, origin, lane, head: nothing(), request: nothing(), body: nothing() };
             queue.accept(RecordId([number; 32]), new).await.unwrap();
         }
@@ -484,11 +484,12 @@ mod tests {
 
     /// What each way of reading gives: whether an answer could be replayed.
     async fn is_believed(gate: &Gate, number: u8) -> [bool; 3] {
-        let (id, attempt) = (RecordId([number; 32]), Attempt([number; 16]));
+        let (id, attempt) = (RecordId([number; 32]), AttemptToken([number; 16]));
         let is_believed = |record: &Record| record.head == b"head"[..] && record.answer.as_deref() == Some(b"planted");
         let got = gate.sealed.get(id).await.unwrap().unwrap().record;
         let (head, origin) = (Bytes::from_static(b"head"), origin("ours").id());
-        let fresh = NewRecord { attempt: Attempt([99; 16]), origin, lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
+        let fresh =
+            NewRecord { attempt: AttemptToken([99; 16]), origin, lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
         let Claim::Exists { record: met, .. } = gate.sealed.claim(id, fresh).await.unwrap() else {
             panic!("it exists")
         };
@@ -504,7 +505,7 @@ mod tests {
         let gate = Gate::new().await;
         let plant = async |number| {
             let end = End::Complete { answer: Bytes::from_static(b"planted"), expiry: Expiry::FromNow(HOUR) };
-            gate.memory.settle(RecordId([number; 32]), Attempt([number; 16]), end).await.unwrap();
+            gate.memory.settle(RecordId([number; 32]), AttemptToken([number; 16]), end).await.unwrap();
         };
         // Whatever the origin is: whoever plants an answer can write another one.
         gate.claim(&gate.sealed, 1).await;

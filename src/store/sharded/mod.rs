@@ -41,7 +41,7 @@ use super::{
     NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Store,
     adoption,
 };
-use crate::idempotency::record::{Attempt, RecordId, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, Version};
 
 /// How long a database may take to answer [`Store::ping`]: less than who asks for readiness waits.
 const PING_TIMEOUT: Duration = Duration::from_millis(800);
@@ -281,7 +281,7 @@ impl Store for Sharded {
         self.ask(id, true, call, |superseded| *superseded).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             let end = end.clone();
             Box::pin(async move { store.settle(id, attempt, end).await })

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::Sharded;
-use crate::idempotency::record::{Attempt, RecordId, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, Version};
 use crate::store::deliveries::Delivery;
 use crate::store::resealing::{Beginnings, DeliveryValues, Resealing, Values};
 use crate::store::{Error, ErrorKind, Store};
@@ -48,7 +48,7 @@ impl Resealing for Sharded {
     async fn reseal_delivery(
         &self,
         id: RecordId,
-        token: Attempt,
+        token: AttemptToken,
         seen: Option<Bytes>,
         values: DeliveryValues,
     ) -> Result<bool, Error> {

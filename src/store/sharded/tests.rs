@@ -93,7 +93,8 @@ async fn routes_take_their_deliveries_at_once() {
     let queue = Store::deliveries(&store).unwrap();
     let routes = 1..=5;
     for route in routes.clone() {
-        let (token, origin, lane, nothing) = (Attempt([route; 16]), OriginId(i64::from(route)), Lane(0), Bytes::new);
+        let (token, origin, lane, nothing) =
+            (AttemptToken([route; 16]), OriginId(i64::from(route)), Lane(0), Bytes::new);
         let new = NewDelivery { token, origin, lane, head: nothing(), request: nothing(), body: nothing() };
         queue.accept(RecordId([50 * route; 32]), new).await.unwrap();
     }
@@ -102,8 +103,8 @@ async fn routes_take_their_deliveries_at_once() {
         queue.take_due(Take { origin, limit: 9, max_bytes: 9, hold, is_ordered: false })
     };
     for (route, batch) in routes.clone().zip(join_all(routes.map(take)).await) {
-        let taken: Vec<Attempt> = batch.unwrap().taken.iter().map(|taken| taken.delivery.token).collect();
-        assert_eq!(taken, [Attempt([route; 16])]);
+        let taken: Vec<AttemptToken> = batch.unwrap().taken.iter().map(|taken| taken.delivery.token).collect();
+        assert_eq!(taken, [AttemptToken([route; 16])]);
     }
 }
 

@@ -9,7 +9,7 @@ use super::reader::{ReadRequest, Reader};
 use super::session::Session;
 use super::writer::Request;
 use super::{Sqlite, row};
-use crate::idempotency::record::{Attempt, RecordId, Timestamp};
+use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
     Lane, NewDelivery, Pick, Sequence, Take, Taken, Turn, passed_over,
@@ -42,7 +42,7 @@ struct PauseRequest {
 
 pub(super) struct ResealDeliveryRequest {
     pub(super) id: RecordId,
-    pub(super) token: Attempt,
+    pub(super) token: AttemptToken,
     pub(super) seen: Option<Bytes>,
     pub(super) values: DeliveryValues,
 }

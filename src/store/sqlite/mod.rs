@@ -65,7 +65,7 @@ use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
     NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Resealing, Settled, Store,
 };
-use crate::idempotency::record::{Attempt, RecordId, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, Version};
 
 /// Called with the reason when the disk can no longer be trusted.
 pub type Fatal = Arc<dyn Fn(&str) + Send + Sync>;
@@ -189,7 +189,7 @@ impl Store for Sqlite {
         self.ask(requests::SupersedeRequest { id, seen, fresh }).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         self.ask(requests::SettleRequest { id, attempt, end }).await
     }
 
@@ -316,7 +316,7 @@ impl Resealing for Sqlite {
     async fn reseal_delivery(
         &self,
         id: RecordId,
-        token: Attempt,
+        token: AttemptToken,
         seen: Option<Bytes>,
         values: DeliveryValues,
     ) -> Result<bool, Error> {

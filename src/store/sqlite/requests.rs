@@ -10,7 +10,7 @@ use super::error::Failure;
 use super::session::Session;
 use super::writer::Request;
 use super::{row, schema};
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 use crate::store::lifecycle::{self, RecordView, Transition};
 use crate::store::resealing::Values;
 use crate::store::{Claim, End, Error, ErrorKind, LeaseRenewal, NewRecord, Settled};
@@ -28,7 +28,7 @@ pub(super) struct SupersedeRequest {
 
 pub(super) struct SettleRequest {
     pub(super) id: RecordId,
-    pub(super) attempt: Attempt,
+    pub(super) attempt: AttemptToken,
     pub(super) end: End,
 }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use rusqlite::types::Type;
 use rusqlite::{Error as SqlError, Row};
 
-use crate::idempotency::record::{Attempt, Record, State, Timestamp};
+use crate::idempotency::record::{AttemptToken, Record, State, Timestamp};
 use crate::store::Origin;
 
 pub(super) fn time(time: Timestamp) -> i64 {
@@ -38,8 +38,8 @@ pub(super) fn read_state(row: &Row<'_>, column: usize) -> rusqlite::Result<State
     state.copied().ok_or(SqlError::IntegralValueOutOfRange(column, number))
 }
 
-pub(super) fn read_attempt(row: &Row<'_>, column: usize) -> rusqlite::Result<Attempt> {
-    row.get(column).map(Attempt)
+pub(super) fn read_attempt(row: &Row<'_>, column: usize) -> rusqlite::Result<AttemptToken> {
+    row.get(column).map(AttemptToken)
 }
 
 /// The record whose columns start at `first`: attempt, state, claimed_at, until, head, answer.

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::{Operation, Unreliable};
-use crate::idempotency::record::{Attempt, RecordId};
+use crate::idempotency::record::{AttemptToken, RecordId};
 use crate::store::deliveries::{
     self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
     NewDelivery, Sequence, Take,
@@ -32,7 +32,7 @@ impl Deliveries for Unreliable {
         self.call(Operation::Requeue, deliveries::of(&*self.inner)?.requeue(id)).await
     }
 
-    async fn discard(&self, id: RecordId, token: Attempt) -> Result<bool, Error> {
+    async fn discard(&self, id: RecordId, token: AttemptToken) -> Result<bool, Error> {
         self.call(Operation::Discard, deliveries::of(&*self.inner)?.discard(id, token)).await
     }
 

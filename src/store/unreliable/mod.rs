@@ -30,7 +30,7 @@ use super::{
     NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas,
     Store,
 };
-use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 
 /// A store that wraps another one and injects faults. It injects none until it is configured to.
 ///
@@ -242,7 +242,7 @@ impl Store for Unreliable {
         self.call(Operation::Supersede, self.inner.supersede(id, seen, fresh)).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         self.call(Operation::Settle, self.inner.settle(id, attempt, end)).await
     }
 

@@ -16,7 +16,14 @@ fn store() -> Unreliable {
 
 fn fresh() -> NewRecord {
     let head = Bytes::new();
-    NewRecord { attempt: Attempt([1; 16]), origin: OriginId(1), lease: MINUTE, ttl: MINUTE, unknown_ttl: MINUTE, head }
+    NewRecord {
+        attempt: AttemptToken([1; 16]),
+        origin: OriginId(1),
+        lease: MINUTE,
+        ttl: MINUTE,
+        unknown_ttl: MINUTE,
+        head,
+    }
 }
 
 async fn stands(store: &Unreliable) -> bool {

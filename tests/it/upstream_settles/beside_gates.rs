@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ::tokio::time::{sleep, timeout};
 use bytes::Bytes;
-use oncegate::idempotency::record::{Attempt, RecordId, State};
+use oncegate::idempotency::record::{AttemptToken, RecordId, State};
 use oncegate::store::postgres::Postgres;
 use oncegate::store::{Claim, End, Error, Expiry, LeaseRenewal, NewRecord, OriginId, Settled, Store};
 
@@ -24,8 +24,8 @@ fn id(number: u8) -> RecordId {
     RecordId([number; 32])
 }
 
-fn attempt(number: u8) -> Attempt {
-    Attempt([number; 16])
+fn attempt(number: u8) -> AttemptToken {
+    AttemptToken([number; 16])
 }
 
 /// The calls of the upstream that the attempt of this number went to.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use oncegate::idempotency::codec::AcceptedRequest;
-use oncegate::idempotency::record::{Attempt, RecordId};
+use oncegate::idempotency::record::{AttemptToken, RecordId};
 use oncegate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
     NewDelivery, Sequence, Take,
@@ -106,7 +106,7 @@ impl Deliveries for Recorded {
         Ok(requeued)
     }
 
-    async fn discard(&self, id: RecordId, token: Attempt) -> Result<bool, Error> {
+    async fn discard(&self, id: RecordId, token: AttemptToken) -> Result<bool, Error> {
         let discarded = self.shelf.memory.discard(id, token).await?;
         self.queued(Operation::Discard).await;
         Ok(discarded)

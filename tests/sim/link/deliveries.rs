@@ -1,7 +1,7 @@
 //! The same way for accepted requests.
 
 use async_trait::async_trait;
-use oncegate::idempotency::record::{Attempt, RecordId};
+use oncegate::idempotency::record::{AttemptToken, RecordId};
 use oncegate::store::deliveries::{
     self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
     NewDelivery, Sequence, Take,
@@ -32,7 +32,7 @@ impl Deliveries for Link {
         self.carry(move |store| async move { deliveries::of(&*store)?.requeue(id).await }).await
     }
 
-    async fn discard(&self, id: RecordId, token: Attempt) -> Result<bool, Error> {
+    async fn discard(&self, id: RecordId, token: AttemptToken) -> Result<bool, Error> {
         self.carry(move |store| async move { deliveries::of(&*store)?.discard(id, token).await }).await
     }
 

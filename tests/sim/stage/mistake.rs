@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Version};
+use oncegate::idempotency::record::{AttemptToken, Record, RecordId, State, Version};
 use oncegate::store::{
     Chunk, Claim, Cursor, End, Error, Expiry, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NamespaceRules,
     NewRecord, Origin, Page, RecordEntry, Settled, Store,
@@ -103,7 +103,7 @@ impl Mistaken {
     }
 
     /// The attempt that stands, or else this one.
-    async fn standing(&self, id: RecordId, attempt: Attempt) -> Result<Attempt, Error> {
+    async fn standing(&self, id: RecordId, attempt: AttemptToken) -> Result<AttemptToken, Error> {
         Ok(self.version_of(id).await?.map_or(attempt, |version| version.attempt))
     }
 
@@ -171,7 +171,7 @@ impl Store for Mistaken {
         self.inner.supersede(id, seen, fresh).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
         let standing = self.inner.get(id).await?.map(|listed| listed.record);
         match (self.mistake, end) {
             (Mistake::SettlesAnyAttempt, end) => {

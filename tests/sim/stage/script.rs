@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use oncegate::idempotency::record::{Attempt, RecordId, State, Timestamp};
+use oncegate::idempotency::record::{AttemptToken, RecordId, State, Timestamp};
 use oncegate::store::memory::Memory;
 use oncegate::store::{Filter, IdPrefix, LeaseRenewal};
 
@@ -288,7 +288,7 @@ impl Call {
     fn move_to(&mut self, nth: u8) {
         // Not in the first bytes, which say what key it is, nor in the last, which say what the attempt's number is.
         let id = |id: &mut RecordId| id.0[31] ^= nth;
-        let attempt = |attempt: &mut Attempt| attempt.0[0] ^= nth;
+        let attempt = |attempt: &mut AttemptToken| attempt.0[0] ^= nth;
         match self {
             Self::Claim(of, fresh) => {
                 id(of);

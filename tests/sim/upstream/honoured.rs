@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use http::{HeaderName, HeaderValue, StatusCode};
 use oncegate::idempotency::codec;
-use oncegate::idempotency::record::Attempt;
+use oncegate::idempotency::record::AttemptToken;
 use oncegate::store::{End, Expiry};
 use tokio::sync::Notify;
 
@@ -81,6 +81,6 @@ impl Site {
 }
 
 /// Of the header's 32 hexadecimal digits.
-fn attempt_of(text: &str) -> Attempt {
-    Attempt(u128::from_str_radix(text, 16).unwrap().to_be_bytes())
+fn attempt_of(text: &str) -> AttemptToken {
+    AttemptToken(u128::from_str_radix(text, 16).unwrap().to_be_bytes())
 }

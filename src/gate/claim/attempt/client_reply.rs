@@ -11,7 +11,7 @@ use crate::http::body::{Body, Sender};
 use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
 use crate::idempotency::policy::ResponseMode;
-use crate::idempotency::record::{Attempt, Record, Timestamp};
+use crate::idempotency::record::{AttemptToken, Record, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict};
 use crate::store::Settled;
 use crate::telemetry::outcome::Outcome;
@@ -28,7 +28,7 @@ pub(super) enum Cut {
 /// and a retry tells. Returns the way to the client where there is more to come.
 pub(super) fn end_of_tee(
     request: &ProtectedRequest,
-    attempt: Attempt,
+    attempt: AttemptToken,
     settled: Option<&Settled>,
     answer: Result<Answer, Problem>,
     tee: ResponseTee,
@@ -128,7 +128,7 @@ pub(super) fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
 }
 
 /// The answer with which the attempt was completed in the store.
-fn recorded_answer(record: &Record, attempt: Attempt) -> Option<(Timestamp, Answer)> {
+fn recorded_answer(record: &Record, attempt: AttemptToken) -> Option<(Timestamp, Answer)> {
     if !record.is_completed_by(attempt) {
         return None;
     }
@@ -139,7 +139,7 @@ fn recorded_answer(record: &Record, attempt: Attempt) -> Option<(Timestamp, Answ
 /// The reply when the store has answered.
 pub(super) fn recorded(
     request: &ProtectedRequest,
-    attempt: Attempt,
+    attempt: AttemptToken,
     settled: &Settled,
     outcome: Outcome,
     answer: Result<Answer, Problem>,

@@ -8,7 +8,7 @@ use crate::idempotency::decide::RunningAttempt;
 impl ActionExecutor {
     /// What following another request came to.
     pub(super) async fn met(&mut self, follower: Follower, progress: Option<Progress>) -> Result<Followed, Problem> {
-        let Some(request) = &self.request else { return Ok(Followed::Gone) };
+        let Some(request) = &self.request else { return Ok(Followed::AskStore) };
         Ok(match progress {
             Some(Progress::Running(running)) => {
                 let difference = request.difference(&running.fingerprint, running.proof.as_ref()).await?;
@@ -25,7 +25,7 @@ impl ActionExecutor {
                 Followed::Found { decision: request.decide(record, *now).await?, until: Some(record.until) }
             }
             Some(Progress::Absent) => Followed::Absent,
-            Some(Progress::Asking { .. }) | None => Followed::Gone,
+            Some(Progress::Asking { .. }) | None => Followed::AskStore,
         })
     }
 }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ActionExecutor, Done, Missing, Permission, REQUEST, needed};
+use super::{ActionExecutor, ConfigGuard, Done, Missing, REQUEST, needed};
 use crate::gate::claim::quota::QuotaGrant;
 use crate::idempotency::protocol::Event;
 
@@ -33,7 +33,7 @@ impl ActionExecutor {
         })
     }
 
-    pub(super) fn permitted(&mut self, permission: Permission) -> Event {
+    pub(super) fn permitted(&mut self, permission: ConfigGuard) -> Event {
         if !self.request.as_ref().is_some_and(|request| request.may_claim(&permission)) {
             return Event::Retired;
         }

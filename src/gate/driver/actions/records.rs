@@ -11,14 +11,14 @@ impl ActionExecutor {
     /// A record that stands, as it concerns this request.
     pub(super) async fn view(&mut self, record: Record, now: Timestamp) -> Result<RecordView, Problem> {
         // To compare the request may take as long as a follower waits.
-        self.leader.iter().for_each(|leader| leader.stands(true));
+        self.leader.iter().for_each(|leader| leader.set_knows_record(true));
         let decision = match &self.request {
             Some(request) => request.decide(&record, now).await?,
             // Its client has been answered: nothing depends on it.
             None => Decision::Unknown,
         };
         if decision == Decision::Supersede {
-            self.leader.iter().for_each(|leader| leader.stands(false));
+            self.leader.iter().for_each(|leader| leader.set_knows_record(false));
         }
         let version @ Version { attempt, state, until } = record.version();
         let is_own = state == State::Unknown && self.fresh.as_ref().is_some_and(|fresh| fresh.attempt == attempt);
@@ -56,7 +56,7 @@ impl ActionExecutor {
             self.failed_again(&error, what, failures);
         }
         if shows_record(&error) {
-            self.leader.iter().for_each(|leader| leader.stands(true));
+            self.leader.iter().for_each(|leader| leader.set_knows_record(true));
         }
         // That the store has a record counts, whatever fails later.
         if !self.error.as_ref().is_some_and(shows_record) {

@@ -36,7 +36,7 @@ impl ActionExecutor {
                 request.recovered(answer, self.settled.as_ref())
             }
             Reply::NothingLeft => request.nothing_left(),
-            Reply::Elsewhere => request.problem(other_id_first()),
+            Reply::OtherId => request.problem(other_id_first()),
             Reply::Retired => request.problem(request.retired()),
             Reply::LookFailed => request.store_away(),
             Reply::Failed | Reply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
@@ -45,7 +45,7 @@ impl ActionExecutor {
                 request.store_away()
             }
             Reply::LeaderUnanswered if shared.retired.try_read().is_err() => request.problem(request.retired()),
-            Reply::LeaderUnanswered if shared.single_flight.stands(self.id) => request.store_away(),
+            Reply::LeaderUnanswered if shared.single_flight.knows_record(self.id) => request.store_away(),
             Reply::LeaderUnanswered => {
                 without_store(request, client);
                 return Ok(());

@@ -8,7 +8,7 @@ use crate::gate::tests::{gate_of, route as any_route};
 use crate::idempotency::codec::SEALED;
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::key::Key;
-use crate::idempotency::record::{Attempt, Record, RecordId};
+use crate::idempotency::record::{AttemptToken, Record, RecordId};
 use crate::store::Origin;
 
 /// When the records of these tests are looked at.
@@ -57,7 +57,7 @@ fn record(namespace: &str, method: Method, path: &str) -> RecordEntry {
     let head = Head::new(fingerprint, method, path, &Key::parse("k", 255).unwrap()).encode();
     let origin = Origin { service: "default".into(), namespace: namespace.into(), route: "any".into() };
     let record = Record {
-        attempt: Attempt([1; 16]),
+        attempt: AttemptToken([1; 16]),
         state: State::Completed,
         claimed_at: Timestamp(0),
         until: NOW.plus(Duration::from_secs(1)),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::mutants::Mutant;
 use super::super::*;
-use crate::idempotency::record::{Attempt, State};
+use crate::idempotency::record::{AttemptToken, State};
 
 use self::books::Books;
 
@@ -208,9 +208,9 @@ impl World {
             Action::Permit if is_reloaded => return Some(Event::Retired),
             Action::Permit if request.is_barred => return Some(Event::Barred),
             Action::Permit => return Some(Event::Permitted),
-            Action::Follow if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
+            Action::Follow if leader.is_none() => return Some(Event::Followed(Followed::AskStore)),
             Action::Follow if leader == Some(true) => return Some(running()),
-            Action::FollowToEnd if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
+            Action::FollowToEnd if leader.is_none() => return Some(Event::Followed(Followed::AskStore)),
             Action::AcquireWaitSlot if is_full => return Some(Event::WaitSlotsFull),
             Action::AcquireWaitSlot => {
                 request.has_waited = true;
@@ -263,7 +263,7 @@ impl World {
                     (Action::ShareFound, Some(false), _) => Followed::Absent,
                     (Action::ShareEnd, _, Some(Ended::Releases)) => Followed::Released { is_same: true },
                     // What the leader found, its followers could as well have found themselves.
-                    _ => Followed::Gone,
+                    _ => Followed::AskStore,
                 };
                 self.followers_hear(gate, &Event::Followed(followed));
             }
@@ -435,7 +435,7 @@ impl World {
         let mut world = self.clone();
         world.request(index).asked = world.request(index).operation.take();
         let event = match event(&mut world) {
-            Event::Claimed if world.rules.stands_elsewhere => Event::Elsewhere,
+            Event::Claimed if world.rules.stands_elsewhere => Event::OtherId,
             event => event,
         };
         if let Event::Exists(_) | Event::Looked(_) = event {
@@ -490,7 +490,7 @@ impl World {
 
 impl Record {
     fn version(&self) -> Version {
-        let attempt = Attempt([u8::try_from(self.attempt).unwrap(); 16]);
+        let attempt = AttemptToken([u8::try_from(self.attempt).unwrap(); 16]);
         Version { attempt, state: self.state, until: Timestamp(u64::from(self.is_past)) }
     }
 }

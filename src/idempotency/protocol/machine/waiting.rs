@@ -29,7 +29,7 @@ pub(super) enum Place {
     /// In this process: its leader is followed.
     Here,
     /// In another process, or in none. The record is looked at again at this age.
-    Elsewhere { look: Duration },
+    OtherProcess { look: Duration },
     /// It may have ended: the request finds out, following another or leading.
     Looking { leads: bool },
 }
@@ -58,7 +58,7 @@ impl Protocol {
             }
             event => match waiting.place {
                 Place::Here => self.waited_here(waiting, event),
-                Place::Elsewhere { look } => self.waited_elsewhere(now, waiting, look, event),
+                Place::OtherProcess { look } => self.waited_elsewhere(now, waiting, look, event),
                 Place::Looking { .. } => self.looked(now, waiting, leads, event),
             },
         }
@@ -95,7 +95,7 @@ impl Protocol {
             }
             Event::Followed(Followed::Released { is_same: true }) => return self.reply(Reply::Released),
             // The store is away, and may be back in time; or the leader says nothing about this request.
-            Event::StoreFailed { .. } | Event::Followed(Followed::Released { is_same: false } | Followed::Gone) => {
+            Event::StoreFailed { .. } | Event::Followed(Followed::Released { is_same: false } | Followed::AskStore) => {
                 return self.wait_elsewhere(now, waiting, leads.then_some(Action::Leave));
             }
             Event::Failed => return self.stop_waiting(leads, Some(Reply::Failed)),
@@ -109,7 +109,7 @@ impl Protocol {
             Decision::InFlight(attempt) => self.wait_elsewhere(now, Waiting { attempt, at: now, ..waiting }, share),
             // Another request asks the upstream. Nothing tells of its end, so the record is looked at again.
             Decision::Probe => {
-                let place = Place::Elsewhere { look: now + waiting.pause };
+                let place = Place::OtherProcess { look: now + waiting.pause };
                 self.go(Phase::Waiting(Waiting { place, ..waiting }), share)
             }
             // A new attempt would be due, and a request that waits starts none.
@@ -142,7 +142,7 @@ impl Protocol {
     }
 
     fn wait_elsewhere(&mut self, now: Duration, waiting: Waiting, first: Option<Action>) -> Vec<Action> {
-        let place = Place::Elsewhere { look: now + waiting.pause };
+        let place = Place::OtherProcess { look: now + waiting.pause };
         self.go(Phase::Waiting(Waiting { place, ..waiting }), first.into_iter().chain([Action::Watch]))
     }
 
@@ -154,7 +154,7 @@ impl Protocol {
 impl Place {
     /// Where the attempt of a record is that was just read.
     pub(super) fn elsewhere(now: Duration) -> Self {
-        Self::Elsewhere { look: now + FIRST_LOOK }
+        Self::OtherProcess { look: now + FIRST_LOOK }
     }
 }
 
@@ -162,7 +162,7 @@ impl Waiting {
     /// The age at which the request acts by itself.
     pub(super) fn timeout(&self) -> Duration {
         match self.place {
-            Place::Elsewhere { look } => look.min(self.deadline),
+            Place::OtherProcess { look } => look.min(self.deadline),
             Place::Here | Place::Looking { .. } => self.deadline,
         }
     }

@@ -89,7 +89,7 @@ async fn a_cache_with_a_high_hit_rate_is_asked_first_again() {
     claims(&two, 0..1000).await;
     for number in 2000..2350 {
         two.one.claim(id(number), fresh(1)).await.unwrap();
-        two.one.settle(id(number), Attempt([1; 16]), complete("answer")).await.unwrap();
+        two.one.settle(id(number), AttemptToken([1; 16]), complete("answer")).await.unwrap();
     }
     two.until_written().await;
     for number in 2000..2350 {

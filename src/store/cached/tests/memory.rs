@@ -14,7 +14,7 @@ async fn a_record_whose_answer_was_late_does_not_outlive_its_ttl() {
     let recent = alone(Arc::clone(&inner) as _);
     recent.claim(ID, fresh(1)).await.unwrap();
     let end = End::Complete { answer: Bytes::new(), expiry: crate::store::Expiry::FromClaim(TTL) };
-    recent.settle(ID, Attempt([1; 16]), end).await.unwrap();
+    recent.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
 
     inner.script_for(Call::Claim, [Fault::DelayAnswer(TTL / 2)]);
     assert!(matches!(recent.claim(ID, fresh(2)).await, Ok(Claim::Exists { .. })));
@@ -28,7 +28,7 @@ async fn warm() -> Cached {
     let store = alone(Arc::new(Memory::new()));
     store.claim(ID, fresh(1)).await.unwrap();
     let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
-    store.settle(ID, Attempt([1; 16]), end).await.unwrap();
+    store.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
     assert!(store.recall(ID).is_none(), "it has not been read yet");
     let Claim::Exists { .. } = store.claim(ID, fresh(2)).await.unwrap() else { panic!("claimed twice") };
     store
@@ -64,7 +64,7 @@ async fn a_record_that_was_not_decrypted_is_not_recalled() {
         answer: Bytes::from_static(b"\x01\x01 is sealed"),
         expiry: crate::store::Expiry::FromClaim(TTL),
     };
-    store.settle(ID, Attempt([1; 16]), end).await.unwrap();
+    store.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
     let Claim::Exists { .. } = store.claim(ID, fresh(2)).await.unwrap() else { panic!("claimed twice") };
     assert!(store.recall(ID).is_none());
 }
@@ -92,7 +92,7 @@ async fn warm_and_shared() -> (Cached, Arc<Memory>) {
     let store = Cached::new(Arc::clone(&shared) as _, &Settings { max_age: Some(TTL / 2), ..SETTINGS }, None, |_| {});
     store.claim(ID, fresh(1)).await.unwrap();
     let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
-    store.settle(ID, Attempt([1; 16]), end).await.unwrap();
+    store.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
     store.claim(ID, fresh(2)).await.unwrap();
     assert!(store.recall(ID).is_some());
     (store, shared)
@@ -161,7 +161,7 @@ async fn in_flight_and_large_records_are_not_cached() {
     assert!(store.recall(ID).is_none());
     let answer = Bytes::from(vec![0; 300 << 10]);
     store
-        .settle(ID, Attempt([1; 16]), End::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) })
+        .settle(ID, AttemptToken([1; 16]), End::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) })
         .await
         .unwrap();
     store.claim(ID, fresh(2)).await.unwrap();
@@ -178,7 +178,7 @@ async fn a_million_distinct_replays_stay_within_bounds() {
             let mut id = [0; 32];
             id[..8].copy_from_slice(&number.to_be_bytes());
             let (claimed_at, until) = (Timestamp(0), Timestamp(1 << 40));
-            let (attempt, head, answer) = (Attempt([1; 16]), Bytes::new(), answer.clone());
+            let (attempt, head, answer) = (AttemptToken([1; 16]), Bytes::new(), answer.clone());
             let record = Record { attempt, state: State::Completed, claimed_at, until, head, answer };
             local.keep(RecordId(id), CacheEntry { record, read_at: Timestamp(0), asked: Instant::now() }, 0);
             if number % 1000 == 0 {

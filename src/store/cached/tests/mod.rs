@@ -20,12 +20,12 @@ const TTL: Duration = Duration::from_secs(10);
 const SETTINGS: Settings = Settings { most_entries: 1000, most_bytes: 1 << 20, max_age: None };
 
 fn fresh(attempt: u8) -> NewRecord {
-    let (attempt, origin) = (Attempt([attempt; 16]), OriginId(1));
+    let (attempt, origin) = (AttemptToken([attempt; 16]), OriginId(1));
     NewRecord { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: head(attempt) }
 }
 
 /// The head of the same request each time; the details differ, as they do between a request and its retry.
-fn head(attempt: Attempt) -> Bytes {
+fn head(attempt: AttemptToken) -> Bytes {
     let details = codec::Details { caller: Some([attempt.0[0]; 8]), ..codec::Details::default() };
     let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [7; 32] };
     let key = Key::parse("k", 255).expect("a key");

@@ -113,7 +113,7 @@ impl TwoGates {
     /// One gate claims and completes a record, and the cache has it.
     pub(super) async fn completed(self) -> Self {
         self.one.claim(ID, fresh(1)).await.unwrap();
-        self.one.settle(ID, Attempt([1; 16]), complete("answer")).await.unwrap();
+        self.one.settle(ID, AttemptToken([1; 16]), complete("answer")).await.unwrap();
         self.until_written().await;
         assert!(self.remotes.values.lock().unwrap().contains_key(&ID));
         self
@@ -154,7 +154,7 @@ async fn it_keeps_the_contract() {
 async fn another_gate_has_the_answer_without_asking_the_store() {
     let two = two().completed().await;
     let (Claim::Exists { record, now }, 0) = two.asked(ID, fresh(2)).await else { panic!("it asked") };
-    assert_eq!((record.attempt, record.answer.as_deref()), (Attempt([1; 16]), Some(&b"answer"[..])));
+    assert_eq!((record.attempt, record.answer.as_deref()), (AttemptToken([1; 16]), Some(&b"answer"[..])));
     assert_eq!(two.last(), CacheResult::Hit);
     let stands = two.inner.get(ID).await.unwrap().unwrap();
     assert_eq!(record, stands.record);
@@ -259,7 +259,7 @@ async fn a_removal_invalidates_in_all_gates() {
     // A cache that brings it back is not believed by a gate that heard of the purge.
     two.change(|values| drop(values.insert(ID, value)));
     let (Claim::Exists { record, .. }, 1) = two.asked(ID, fresh(2)).await else { panic!("it is claimed") };
-    assert_eq!((record.attempt, two.last()), (Attempt([3; 16]), CacheResult::Stale));
+    assert_eq!((record.attempt, two.last()), (AttemptToken([3; 16]), CacheResult::Stale));
 }
 
 /// A value from before a purge is authentic, and an attacker may put it back into the cache.
@@ -276,21 +276,21 @@ async fn an_old_value_is_not_trusted_after_a_purge_or_a_new_attempt() {
     put_back();
     let first = two.one.claim(ID, fresh(2)).await.unwrap();
     assert!(matches!(first, Claim::Inserted(_)), "the gate that purged: {first:?}");
-    two.one.settle(ID, Attempt([2; 16]), End::Release).await.unwrap();
+    two.one.settle(ID, AttemptToken([2; 16]), End::Release).await.unwrap();
     two.until_written().await;
 
     two.change(HashMap::clear);
     two.other.claim(ID, fresh(3)).await.unwrap();
-    two.other.settle(ID, Attempt([3; 16]), complete("newer")).await.unwrap();
+    two.other.settle(ID, AttemptToken([3; 16]), complete("newer")).await.unwrap();
     two.until_written().await;
     two.other.local.forget_all();
     let (Claim::Exists { record, .. }, 0) = two.asked(ID, fresh(4)).await else { panic!("its own value is believed") };
-    assert_eq!(record.attempt, Attempt([3; 16]));
+    assert_eq!(record.attempt, AttemptToken([3; 16]));
     for gate in [&two.one, &two.other] {
         put_back();
         gate.local.forget_all();
         let Claim::Exists { record, .. } = gate.claim(ID, fresh(4)).await.unwrap() else { panic!("it stands") };
-        assert_eq!(record.attempt, Attempt([3; 16]));
+        assert_eq!(record.attempt, AttemptToken([3; 16]));
     }
 }
 
@@ -311,7 +311,7 @@ async fn answers_are_cached_however_long_only_new_keys_come() {
     let two = two();
     advance(2 * MAX_TIME_AGE).await;
     two.one.claim(ID, fresh(1)).await.unwrap();
-    two.one.settle(ID, Attempt([1; 16]), complete("answer")).await.unwrap();
+    two.one.settle(ID, AttemptToken([1; 16]), complete("answer")).await.unwrap();
     two.until_written().await;
     assert!(two.remotes.values.lock().unwrap().contains_key(&ID));
     let (_, first) = two.asked(ID, fresh(2)).await;
@@ -327,7 +327,7 @@ async fn a_hint_is_trusted_briefly_by_the_same_request() {
     assert!(matches!(two.asked(ID, fresh(2)).await, (Claim::Exists { .. }, 1)));
     two.until_written().await;
     let (Claim::Exists { record, .. }, 0) = two.asked(ID, fresh(3)).await else { panic!("it asked") };
-    assert_eq!((record.state, record.attempt), (State::InFlight, Attempt([1; 16])));
+    assert_eq!((record.state, record.attempt), (State::InFlight, AttemptToken([1; 16])));
     assert_eq!(two.last(), CacheResult::InFlight);
     assert!(two.other.recall(ID).is_none(), "it is no answer");
     let different = NewRecord { head: Bytes::from_static(b"different"), ..fresh(4) };
@@ -358,7 +358,7 @@ async fn a_hint_goes_with_the_attempt() {
         two.asked(ID, fresh(2)).await;
         two.until_written().await;
         assert!(two.remotes.values.lock().unwrap().contains_key(&ID));
-        two.one.settle(ID, Attempt([1; 16]), end).await.unwrap();
+        two.one.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
         two.until_written().await;
         if let Some(value) = two.remotes.values.lock().unwrap().get(&ID) {
             let (record, _) = CacheAuthenticator::new(&SECRETS).open(ID, value).unwrap();
@@ -383,13 +383,13 @@ async fn a_hint_does_not_outlive_its_lease() {
 async fn unknown_and_large_records_are_not_kept() {
     let two = two();
     two.one.claim(ID, fresh(1)).await.unwrap();
-    two.one.settle(ID, Attempt([1; 16]), End::Hold { cause: Bytes::from_static(b"cause") }).await.unwrap();
+    two.one.settle(ID, AttemptToken([1; 16]), End::Hold { cause: Bytes::from_static(b"cause") }).await.unwrap();
     two.asked(ID, fresh(2)).await;
     let large = RecordId([8; 32]);
     two.one.claim(large, fresh(1)).await.unwrap();
     let answer = Bytes::from(vec![0; 300 << 10]);
     let end = End::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) };
-    two.one.settle(large, Attempt([1; 16]), end).await.unwrap();
+    two.one.settle(large, AttemptToken([1; 16]), end).await.unwrap();
     two.asked(large, fresh(2)).await;
     two.until_written().await;
     assert!(two.remotes.values.lock().unwrap().is_empty());
@@ -400,10 +400,10 @@ async fn an_answer_with_a_lost_acknowledgement_is_cached_once_known() {
     let two = two();
     two.one.claim(ID, fresh(1)).await.unwrap();
     two.inner.script_for(Call::Settle, [Fault::LoseAnswer]);
-    two.one.settle(ID, Attempt([1; 16]), complete("answer")).await.unwrap_err();
+    two.one.settle(ID, AttemptToken([1; 16]), complete("answer")).await.unwrap_err();
     two.until_written().await;
     assert!(two.remotes.values.lock().unwrap().is_empty(), "the outcome is unknown");
-    two.one.settle(ID, Attempt([1; 16]), complete("answer")).await.unwrap();
+    two.one.settle(ID, AttemptToken([1; 16]), complete("answer")).await.unwrap();
     two.until_written().await;
     assert!(matches!(two.asked(ID, fresh(2)).await, (Claim::Exists { .. }, 0)));
 }
@@ -414,7 +414,7 @@ async fn a_restarted_cache_feed_invalidates_unless_the_store_published() {
     let inner: Arc<dyn Store> = Arc::clone(&memory) as _;
     let (store, _) = gate(&inner, &remotes, Timestamp(1_700_000_000_000));
     store.claim(ID, fresh(1)).await.unwrap();
-    store.settle(ID, Attempt([1; 16]), complete("answer")).await.unwrap();
+    store.settle(ID, AttemptToken([1; 16]), complete("answer")).await.unwrap();
     let read = async || {
         store.claim(ID, fresh(2)).await.unwrap();
         assert!(store.recall(ID).is_some());

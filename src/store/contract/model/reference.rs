@@ -156,7 +156,7 @@ impl Reference {
         self.records.insert(id, StoredRecord { record, origin: origin_of(by.by), unknown_ttl });
     }
 
-    fn settle(&mut self, id: u8, attempt: Attempt, end: End) -> Reply {
+    fn settle(&mut self, id: u8, attempt: AttemptToken, end: End) -> Reply {
         let Some(stored) = self.records.get_mut(&id) else {
             return if matches!(end, End::Release) { Reply::Done(self.now) } else { Reply::Fenced(None) };
         };

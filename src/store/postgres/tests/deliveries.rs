@@ -11,7 +11,7 @@ const ORIGIN: OriginId = OriginId(5);
 
 async fn accept(store: &Postgres, number: u8) {
     let (head, request, body) = (Bytes::new(), Bytes::new(), Bytes::new());
-    let new = NewDelivery { token: Attempt([number; 16]), origin: ORIGIN, lane: Lane(7), head, request, body };
+    let new = NewDelivery { token: AttemptToken([number; 16]), origin: ORIGIN, lane: Lane(7), head, request, body };
     store.accept(RecordId([number; 32]), new).await.unwrap();
 }
 
@@ -83,7 +83,7 @@ async fn a_damaged_row_holds_up_no_other_request() {
     assert_eq!(numbers(&take(&store, 10).await), [1, 3]);
 
     let fresh = |number| NewRecord {
-        attempt: Attempt([number; 16]),
+        attempt: AttemptToken([number; 16]),
         origin: ORIGIN,
         lease: Duration::from_secs(60),
         ttl: Duration::from_secs(60),

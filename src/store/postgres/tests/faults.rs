@@ -16,8 +16,8 @@ pub(super) fn id(number: u8) -> RecordId {
     RecordId([number; 32])
 }
 
-pub(super) fn attempt(number: u8) -> Attempt {
-    Attempt([number; 16])
+pub(super) fn attempt(number: u8) -> AttemptToken {
+    AttemptToken([number; 16])
 }
 
 pub(super) fn fresh(number: u8) -> NewRecord {

@@ -40,10 +40,10 @@ fn id(number: u16) -> RecordId {
     RecordId(bytes)
 }
 
-fn attempt(number: u16) -> Attempt {
+fn attempt(number: u16) -> AttemptToken {
     let mut bytes = [9; 16];
     bytes[..2].copy_from_slice(&number.to_be_bytes());
-    Attempt(bytes)
+    AttemptToken(bytes)
 }
 
 fn fresh(number: u16) -> NewRecord {
