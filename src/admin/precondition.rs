@@ -18,12 +18,12 @@ impl Precondition {
 
     /// Refuses another record, or none. A request without `If-Match` demands nothing.
     pub(super) fn check(&self, found: Option<&RecordEntry>) -> Result<(), Problem> {
+        // Weakly, unlike for a document: a proxy that compresses weakens the tag, which names an attempt and no bytes.
         let is_met = |found: &RecordEntry| {
             let tag = etag(found);
-            self.0
-                .iter()
-                .flat_map(|line| members(line.as_bytes()))
-                .any(|wanted| wanted == b"*" || wanted == tag.as_bytes())
+            let is_tag = |wanted: &[u8]| wanted.strip_prefix(b"W/").unwrap_or(wanted) == tag.as_bytes();
+            let mut wanted = self.0.iter().flat_map(|line| members(line.as_bytes()));
+            wanted.any(|wanted| wanted == b"*" || is_tag(wanted))
         };
         if self.0.is_empty() || found.is_some_and(is_met) {
             return Ok(());

@@ -443,13 +443,14 @@ async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signa
         () = connections => false,
         () = &mut over => true,
     };
+    let owes_answers = is_over && gate.owes_answers();
     // An attempt that no client waits for runs on when all connections have ended.
     let has_ended = if is_over { gate.drain(std::future::ready(())).await } else { gate.drain(over).await };
     if !has_ended {
         tracing::warn!("attempts that did not end in time are recorded as unknown");
     }
-    if is_over || !has_ended {
-        // Clients still wait for an answer: those of attempts, and those whose requests were only forwarded.
+    if owes_answers || !has_ended {
+        // Their clients get one now.
         let _ = timeout(LAST_WORDS, all_ended(servers)).await;
     }
 }

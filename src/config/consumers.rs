@@ -19,7 +19,7 @@ use crate::consumers::{RequestLine, Settings, Source};
 use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
 use crate::idempotency::policy::Mode;
 use crate::idempotency::scope::ScopePart;
-use crate::route::{Route, Router};
+use crate::route::{Ambiguity, Route, Router};
 
 keys! {
     /// Queues, topics and streams whose messages oncegate takes and runs, each once, as requests. A message is acknowledged when
@@ -154,8 +154,9 @@ fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
     let is_shared =
         |place: &&MessageKeySource| matches!(place, MessageKeySource::Property(name) if SHARED.contains(&&**name));
     for place in places.iter().filter(is_shared) {
-        let message = format!("`{place}` is the same for many messages, and those with the same key count as one");
-        let effect = "the others are acknowledged without a run, or are dead letters";
+        let message = format!("unless each message has one of its own, `{place}` is the same for many messages");
+        let effect =
+            "those with the same key count as one, and the others are acknowledged without a run, or are dead letters";
         table.advise("key", format!("{message}: {effect}; name what the publisher sets anew for each message"));
     }
     if let (Source::Nats(_), Some(subject)) = (&source, &keys.dead_letter)
@@ -187,7 +188,13 @@ fn advise_on_scope(table: &Table<'_>, route: &Route) {
         let what = match part {
             ScopePart::ClientIp => "all messages have the same: they have no address of a client",
             ScopePart::ClientCert(_) => "no message has: each that needs it is a dead letter",
-            _ => continue,
+            ScopePart::Host
+            | ScopePart::Header(_)
+            | ScopePart::Cookie(_)
+            | ScopePart::Claim(_)
+            | ScopePart::BasicUser
+            | ScopePart::Credential
+            | ScopePart::Const(_) => continue,
         };
         table.advise("request", format!("the route `{}` is scoped by {part}, which {what}", route.name));
     }
@@ -211,6 +218,9 @@ fn check_route(table: &Table<'_>, router: &Router, request: &RequestLine) {
             }
         },
         Ok(None) => Wrong::new("no route matches this request").hint("add a [[routes]] table for it"),
+        Err(ambiguous) if ambiguous.kind == Ambiguity::Method => {
+            Wrong::new("the method of this request has small letters").hint("write it in capitals")
+        }
         Err(_) => Wrong::new("the path of this request can be read in two ways").hint("write it as its route has it"),
     };
     table.report("request", wrong);

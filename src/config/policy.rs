@@ -113,7 +113,7 @@ keys! {
         /// "256MiB".
         max_response_body => size(0..=LARGEST_BODY);
         /// How many new keys a caller may claim: { new_keys = 1000, per = "1m", by = "scope" }, or by "client-ip" or "route".
-        /// Beyond that a request that would run gets 429 `quota-exceeded`; retries get their answers all the same. All gates
+        /// Beyond that a request that would run or be accepted gets 429 `quota-exceeded`; retries are answered all the same. All gates
         /// count together where there is a Redis (the store, or `cache`), else each gate counts by itself. false: no quota.
         quota => or_false(quota::quota()), Example("{ new_keys = 1000, per = \"1m\", by = \"scope\" }");
         /// Which headers of an answer its first client alone gets.

@@ -47,6 +47,7 @@ impl Gate {
         permit: Result<&Arc<Permit>, &'static str>,
         pending: &mut PendingReply,
     ) -> (Arc<RouteState>, Reply) {
+        let _unanswered = self.shared.drain.arrived();
         // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
         let (mut head, body) = match Head::read(request, peer, &self.context, (id, notes)) {
             Ok(read) => read,
@@ -139,9 +140,11 @@ impl Gate {
         let usage = &self.shared.usage;
         let party = || head.party(Some(&policy.scope));
         let account = Account::new(head.memory(usage), Some(&party));
-        let body = match Buffered::read(body, policy.max_request_body, account, usage).await {
-            Ok(body) => body,
-            Err(error) => return refuse(body_problem(self, error), has_key),
+        let reading = Buffered::read(body, policy.max_request_body, account, usage);
+        let body = match self.shared.drain.unless_over(reading).await {
+            Some(Ok(body)) => body,
+            Some(Err(error)) => return refuse(body_problem(self, error), has_key),
+            None => return refuse(pass::unreachable(), has_key),
         };
         // 7. Find the key in the body, where it is not in the head.
         let found = match found {

@@ -285,6 +285,12 @@ impl Gate {
         self.shared.drain.requests.receiver_count()
     }
 
+    /// Whether a client waits for an answer.
+    #[must_use]
+    pub fn owes_answers(&self) -> bool {
+        self.shared.drain.owes_answers()
+    }
+
     /// Waits until every connection that has switched to another protocol has ended.
     pub async fn tunnels_ended(&self) {
         self.shared.drain.tunnels.closed().await;

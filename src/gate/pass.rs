@@ -136,14 +136,16 @@ pub(super) async fn forward(
         Some(1..=AWAITED) if head.upgrade.is_none() => {
             let usage = &gate.shared.usage;
             let party = || head.party(options.scope);
-            match Buffered::read(body, AWAITED, Account::new(head.memory(usage), Some(&party)), usage).await {
-                Ok(body) => {
+            let account = Account::new(head.memory(usage), Some(&party));
+            match options.drain.unless_over(Buffered::read(body, AWAITED, account, usage)).await {
+                None => return options.problem(unreachable()),
+                Some(Ok(body)) => {
                     if let (Some(watch), Some(bytes)) = (&options.watch, body.in_memory()) {
                         watch.add_body(bytes);
                     }
                     (body.body(), None)
                 }
-                Err(error) => return options.problem(body_problem(gate, error)),
+                Some(Err(error)) => return options.problem(body_problem(gate, error)),
             }
         }
         _ if body.is_end_stream() => {
@@ -281,6 +283,9 @@ async fn exchange(
 ) -> Result<(Response<Incoming>, PooledConnection), Problem> {
     let limit = upstream.settings().timeout;
     let mut abandon = drain.abandon.subscribe();
+    if abandon.get() {
+        return Err(unreachable());
+    }
     let mut abandoned_at_last = std::pin::pin!(abandon.wait_for(|abandon| *abandon));
     let here = Progress::default();
     let progress = progress.unwrap_or(&here);

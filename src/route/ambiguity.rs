@@ -1,9 +1,10 @@
 //! Detects paths that an upstream may interpret in another way than the gate.
 //!
 //! Servers decode a path, resolve dot segments, merge slashes, cut off parameters, trim dots and white space, and
-//! ignore case and a trailing slash, each in its own way and order (RFC 3986, 6.2, describes some of this). The gate
-//! does none of that: it forwards the path that it matches. Where another reading of the path selects another route,
-//! and one of the two is protected, the policy is ambiguous, and the request is refused.
+//! ignore case and a trailing slash, each in its own way and order (RFC 3986, 6.2, describes some of this). Some take
+//! what follows two slashes for a host, and some do not mind the case of a method. The gate does none of that: it forwards
+//! the path and the method that it matches. Where another reading selects another route, and one of the two is protected,
+//! the policy is ambiguous, and the request is refused.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use http::Method;
 use super::pattern::{PathVariant, is_unreserved};
 use super::{Route, Router};
 
-/// A request whose path can be read so that it belongs to another route, and one of the two is protected.
+/// A request whose path or method can be read so that it belongs to another route, and one of the two is protected.
 #[derive(Clone, Debug)]
 pub struct Ambiguous {
     /// The kind of ambiguity.
@@ -26,11 +27,11 @@ pub struct Ambiguous {
     pub other: Option<Arc<Route>>,
 }
 
-/// The kind of ambiguity in a path.
+/// The kind of ambiguity in a path or a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ambiguity {
-    /// Its percent-encoding, dot segments, empty segments, parameters, backslashes, ends of segments or letters beyond
-    /// ASCII.
+    /// Its percent-encoding, dot segments, empty segments, a host between slashes, parameters, backslashes, ends of segments
+    /// or letters beyond ASCII.
     Normalization,
     /// The case of its letters.
     Case,
@@ -47,8 +48,8 @@ impl fmt::Display for Ambiguous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
             Ambiguity::Normalization => {
-                "percent-encoding, dot segments, empty segments, parameters, backslashes, or dots and spaces at an end let \
-                 it mean another path"
+                "percent-encoding, dot segments, empty segments, a host after two slashes, parameters, backslashes, or dots \
+                 and spaces at an end let it mean another path"
             }
             Ambiguity::Case => "letters in upper and lower case may or may not be the same",
             Ambiguity::TrailingSlash => "the slash at the end may or may not count",
@@ -69,7 +70,7 @@ impl fmt::Display for Ambiguous {
 }
 
 impl Router {
-    /// The route of a request, as [`Router::find`] finds it, unless its path can be read otherwise and that matters:
+    /// The route of a request, as [`Router::find`] finds it, unless its path or its method can be read otherwise and that matters:
     /// another reading belongs to another route or to none, and one of the two is protected.
     ///
     /// That letters may count in whatever case, and a slash at the end not at all, holds for every path; only a route
@@ -130,6 +131,7 @@ impl<'a> AmbiguityCheck<'a> {
         };
         let other = self.router.choose(&capitals, self.host, path)?;
         self.check(Ambiguity::Method, PathVariant::raw(path.as_bytes()), other)
+            .map_err(|ambiguous| Box::new(Ambiguous { reading: Some(capitals.to_string()), ..*ambiguous }))
     }
 
     /// Checks each normalization of the path, with its folds.
@@ -246,7 +248,7 @@ const MAX_DECODINGS: u8 = 3;
 /// A normalization step of some server, and whether it decodes.
 type Step = (fn(&[u8]) -> Vec<u8>, bool);
 
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 16] = [
     (|path| decode(path, is_unreserved_byte), true),
     (|path| decode(path, |byte| byte != b'/'), true),
     (|path| decode(path, |_| true), true),
@@ -259,6 +261,7 @@ const STEPS: [Step; 15] = [
     (|path| each_segment(path, without_stream), false),
     (merged, false),
     (without_authority, false),
+    (|path| without_authority(with_two_slashes(path)), false),
     (resolved, false),
     (shortest, false),
     (in_ascii, false),
@@ -359,6 +362,12 @@ fn without_authority(path: &[u8]) -> Vec<u8> {
         },
         _ => path.to_vec(),
     }
+}
+
+/// With two slashes at the start where there are more: parsers of the WHATWG pass over all of them.
+fn with_two_slashes(path: &[u8]) -> &[u8] {
+    let slashes = path.iter().take_while(|byte| matches!(byte, b'/' | b'\\')).count();
+    &path[slashes.saturating_sub(2)..]
 }
 
 /// Without what follows a `;`.

@@ -279,10 +279,7 @@ fn what_is_not_known_is_said() {
         (&["-X", "DELETE", "http://a/charges"][..], "nearly charges (POST|PUT /charges): its method is not DELETE"),
         (&["-X", "POST", "http://a/search/"], "nearly search (POST|PATCH /search): the slash at the end counts"),
         (&["-X", "POST", "http://a/charges/"], "read as \"/charges\", charges (POST|PUT /charges, mode protect)"),
-        (
-            &["-X", "POST", "http://a/rest/..%2Fcharges"],
-            "as the path stands, rest (POST|PATCH /rest/{*rest}, mode protect)",
-        ),
+        (&["-X", "POST", "http://a/rest/..%2Fcharges"], "as it stands, rest (POST|PATCH /rest/{*rest}, mode protect)"),
         (&["-X", "POST", "http://named.test/charges"], "also charges (/charges)"),
         (&["-X", "POST", "http://a/search"], "the route's mode is \"pass\""),
         (&["-X", "POST", "http://a/rest/x"], "set key = { required = true }"),

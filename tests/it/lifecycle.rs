@@ -266,18 +266,56 @@ fn a_drain_waits_for_upgraded_connections_as_long_as_it_may() {
         while conn.wire.some().is_ok_and(|bytes| !bytes.is_empty() && conn.wire.send(b"WORD").is_ok()) {}
     });
     for (patience, lasts) in [("30s", true), ("300ms", false)] {
-        let gate = Gate::before(&upstream).server(&format!("drain_timeout = \"{patience}\"")).start();
+        let mut gate = Gate::before(&upstream).server(&format!("drain_timeout = \"{patience}\"")).start();
         let mut client = Client::connect(gate.address);
         client.send("GET /socket HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
         assert!(client.head().start.starts_with(b"HTTP/1.1 101"));
         assert_eq!(client.wire.until(b"hello ").unwrap(), b"hello ");
-        let stopping = std::thread::spawn(move || gate.stop());
+        let began = Instant::now();
+        gate.sigterm();
+        eventually("the drain", || gate.log().contains("draining: no new connections").then_some(()));
         if lasts {
-            std::thread::sleep(Duration::from_millis(300));
             client.send("word");
             assert_eq!(client.wire.until(b"WORD").unwrap(), b"WORD");
             drop(client);
         }
+        assert!(gate.wait().success(), "{}", gate.log());
+        assert!(lasts || began.elapsed() >= Duration::from_millis(300), "it was cut off at once");
+    }
+}
+
+/// What has begun to be answered, and what never ends, does not hold up the end.
+#[test]
+fn a_drain_that_is_over_waits_for_no_stream() {
+    let never = Signal::new();
+    let held = never.clone();
+    let upstream = Upstream::start(move |_| {
+        Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").pause_until(&held).then("whole")
+    });
+    let gate = Gate::before(&upstream).server("drain_timeout = \"200ms\"").start();
+    let mut client = Client::connect(gate.address);
+    client.send(Request::get("/stream").bytes());
+    assert_eq!(client.wire.until(b"half").map(|bytes| bytes.ends_with(b"half")).ok(), Some(true));
+    let began = Instant::now();
+    gate.stop();
+    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+    never.open();
+}
+
+/// Nothing of it was sent: it may be sent again.
+#[test]
+fn a_request_whose_body_is_on_its_way_when_the_drain_is_over_gets_an_answer() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    for key in [None, Some("k-1")] {
+        let gate = Gate::before(&upstream).server("drain_timeout = \"200ms\"").start();
+        let mut client = Client::connect(gate.address);
+        let request = Request::post("/charges").header("Content-Length", "10");
+        let request = key.into_iter().fold(request, Request::key);
+        client.send(request.bytes()).send("half");
+        let stopping = std::thread::spawn(move || gate.stop());
+        let answer = client.response();
+        assert_eq!((answer.status, &answer.json()["code"]), (502, &"upstream-unreachable".into()), "{}", answer.show());
         stopping.join().unwrap();
     }
+    assert_eq!(upstream.runs(), 0);
 }

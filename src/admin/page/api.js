@@ -36,7 +36,7 @@ export function onRefusal(tell) { refused = tell; }
 export async function ask(path, { method = "GET", body, match, signal, patience = PATIENCE } = {}) {
   const headers = { "X-Requested-With": "oncegate-page" };
   if (token !== null) headers.Authorization = `Bearer ${token}`;
-  if (match !== undefined) headers["If-Match"] = match;
+  if (match) headers["If-Match"] = match;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const signals = [AbortSignal.timeout(patience), ...(signal ? [signal] : [])];
   const answer = await fetch(path, {

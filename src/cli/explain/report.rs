@@ -119,13 +119,13 @@ impl Report<'_> {
         self.line("protected", "no: nothing is forwarded");
     }
 
-    /// Both readings of a path, and what each belongs to.
+    /// Both readings of a path or a method, and what each belongs to.
     fn ambiguous(&mut self, ambiguous: &Ambiguous) {
         let owner = |route: &Option<Arc<Route>>| match route {
             Some(route) => format!("{} ({}, mode {})", route.name, pattern(route), route.policy.mode.as_str()),
             None => "no route".to_owned(),
         };
-        self.line("route", format!("as the path stands, {}", owner(&ambiguous.route)));
+        self.line("route", format!("as it stands, {}", owner(&ambiguous.route)));
         match &ambiguous.reading {
             Some(reading) => self.more(format!("read as {reading:?}, {}", owner(&ambiguous.other))),
             None => self.more("and it has more readings than are looked at"),

@@ -16,7 +16,7 @@ use crate::telemetry::outcome::Code;
 
 /// What becomes of a request.
 pub(in crate::gate) enum Admission<'a> {
-    /// Its path can be read in two ways that are protected differently: it is refused.
+    /// Its path or its method can be read in two ways that are protected differently: it is refused.
     Ambiguous(Box<Ambiguous>),
     /// No route matches it.
     Unrouted,

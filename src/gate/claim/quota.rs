@@ -1,7 +1,7 @@
 //! Quotas of new keys: each gate counts in memory, and where gates share a Redis, all of them together there.
 //!
-//! A key is taken before the claim, and given back unless the claim leads to an attempt. Where requests are accepted, it is taken
-//! before the request is kept, and given back unless it is. A request waits for Redis for
+//! A key is taken before the claim, and given back unless the claim leads to an attempt. Where requests are accepted, it is
+//! taken before the request is kept, and given back if it certainly is not. A request waits for Redis for
 //! milliseconds at most. What Redis says later than that still counts: for its own count, and for what this gate grants next.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -157,8 +157,8 @@ impl ProtectedRequest {
         let Quota { new_keys, per, .. } = self.policy().quota?;
         let seconds = per.as_secs();
         let detail = format!(
-            "the quota of {new_keys} new keys in {seconds} s is used up; nothing was sent. A retry of a request that ran gets its \
-             answer all the same"
+            "the quota of {new_keys} new keys in {seconds} s is used up; nothing was sent. A retry of a request that ran or \
+             was accepted is answered all the same"
         );
         let mut problem = Problem::new(Code::QuotaExceeded, detail).retry_after(wait);
         problem.rate_limit = Some(RateLimit { quota: u64::from(new_keys), window: per });

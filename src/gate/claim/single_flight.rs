@@ -270,7 +270,7 @@ impl<T> Drop for OrderedSender<T> {
 
 impl<T: Clone> OrderedReceiver<T> {
     /// The value as it is.
-    pub(super) fn get(&self) -> T {
+    pub(in crate::gate) fn get(&self) -> T {
         self.0.lock().value.clone()
     }
 

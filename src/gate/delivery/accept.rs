@@ -104,13 +104,7 @@ impl ProtectedRequest {
         match permitted {
             // What may not run any more still gets what became of it.
             Err(problem) => self.look().await.map_err(|error| self.not_accepted(&error))?.ok_or(problem),
-            Ok(permit) => {
-                let known = self.keep().await?;
-                if let (Known::Accepted, Some(permit)) = (&known, permit) {
-                    permit.spend();
-                }
-                Ok(known)
-            }
+            Ok(permit) => self.keep(permit).await,
         }
     }
 
@@ -118,7 +112,10 @@ impl ProtectedRequest {
     async fn count(&self) -> Result<Option<QuotaPermit>, Problem> {
         let counted = match self.take_from_quota() {
             Ok(QuotaGrant::Permitted(permit)) => Ok(permit),
-            Ok(QuotaGrant::Unconfirmed(permit)) => permit.confirm().await.map(Some),
+            // In a task of its own: if the client leaves, what another gate's count says goes on.
+            Ok(QuotaGrant::Unconfirmed(permit)) => {
+                tokio::spawn(permit.confirm()).await.map_err(|_| unkept())?.map(Some)
+            }
             Err(wait) => Err(wait),
         };
         counted.or_else(|wait| self.quota_exceeded(wait).map_or(Ok(None), Err))
@@ -134,7 +131,7 @@ impl ProtectedRequest {
     }
 
     /// Keeps it, unless there is a record or a delivery of its key.
-    async fn keep(&self) -> Result<Known, Problem> {
+    async fn keep(&self, permit: Option<QuotaPermit>) -> Result<Known, Problem> {
         // Held until it is kept: a reload looks for what is kept before its rules take the place of these.
         let retired = Arc::clone(&self.gate.shared.retired).read_owned().await;
         if !self.may_claim(&retired) {
@@ -149,7 +146,7 @@ impl ProtectedRequest {
         let new = self.new_delivery(body)?;
         let store = &self.gate.shared.store;
         // In a task of its own: if the client leaves, what the store does goes on.
-        let accepting = tokio::spawn(accept_surely(Arc::clone(store), self.id, new, (retired, memory)));
+        let accepting = tokio::spawn(accept_surely(Arc::clone(store), self.id, new, permit, (retired, memory)));
         let accepted = accepting.await.map_err(|_| unkept())?;
         match accepted.map_err(|error| self.not_accepted(&error))? {
             Acceptance::Accepted => {
@@ -363,6 +360,7 @@ async fn accept_surely<T>(
     store: Arc<dyn Store>,
     id: RecordId,
     new: NewDelivery,
+    permit: Option<QuotaPermit>,
     permission: T,
 ) -> Result<Acceptance, Error> {
     let (began, mut in_doubt) = (Instant::now(), None);
@@ -370,8 +368,15 @@ async fn accept_surely<T>(
         let accepted = async { deliveries::of(&*store)?.accept(id, new.clone()).await }.await;
         match (accepted, in_doubt.take()) {
             (Err(error @ Error::Indeterminate(_)), _) if began.elapsed() < DOUBT => in_doubt = Some(error),
-            (Ok(Acceptance::Recorded { .. }), Some(error)) => return Err(error),
+            (Ok(Acceptance::Recorded { .. }), Some(error)) => {
+                permit.into_iter().for_each(QuotaPermit::spend);
+                return Err(error);
+            }
             (accepted, _) => {
+                // What may have been kept has used its key.
+                if matches!(accepted, Ok(Acceptance::Accepted) | Err(Error::Indeterminate(_))) {
+                    permit.into_iter().for_each(QuotaPermit::spend);
+                }
                 drop(permission);
                 return accepted;
             }
@@ -415,7 +420,8 @@ mod tests {
             store.script_for(Operation::Accept, faults);
             let id = RecordId([1; 32]);
             let (permission, mut released) = oneshot::channel::<()>();
-            let accepting = tokio::spawn(accept_surely(Arc::<Unreliable>::clone(&store), id, delivery(), permission));
+            let accepting =
+                tokio::spawn(accept_surely(Arc::<Unreliable>::clone(&store), id, delivery(), None, permission));
             tokio::task::yield_now().await;
             while released.try_recv() == Err(TryRecvError::Empty) {
                 tokio::time::advance(Duration::from_millis(10)).await;

@@ -8,7 +8,7 @@ pub(super) struct Reading {
 }
 
 /// How many steps there are. The first few take off an encoding.
-pub(super) const STEPS: usize = 14;
+pub(super) const STEPS: usize = 15;
 
 const DECODINGS: usize = 4;
 
@@ -93,6 +93,10 @@ fn done(step: usize, path: &str) -> String {
             let is_stream = capitals.ends_with(":$DATA") || capitals.ends_with(":$INDEX_ALLOCATION");
             if is_stream { piece.split(':').next().unwrap() } else { piece }
         }),
+        13 => {
+            let rest = path.trim_start_matches(['/', '\\']);
+            if path.len() < rest.len() + 2 { path.to_owned() } else { done(12, &format!("//{rest}")) }
+        }
         12 => {
             let is_slash = |char: char| char == '/' || char == '\\';
             let mut chars = path.chars();
