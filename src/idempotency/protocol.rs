@@ -14,7 +14,7 @@
 //! - A reply says `executed` only after the record is durable; else it says `unrecorded`.
 //! - What a record says is completed by its own attempt alone; what the upstream says of it does not count once another has
 //!   taken its place.
-//! - A request that waits never claims, and neither does one that is barred.
+//! - A request that waits for an attempt never claims, and neither does one that is barred.
 //! - Where records are made with several id secrets, whoever finds one of its key under another id runs nothing.
 //!
 //! `protocol.golden.md` shows every transition.

@@ -76,8 +76,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Ends an attempt: the record must still be `attempt`'s, in flight or unknown. Durable when it returns.
     ///
-    /// Safe to repeat: `Settled` as well where the same ending with the same bytes was written before, and where a
-    /// release finds no record.
+    /// Safe to repeat: returns [`Settled::Done`] also if the same end with the same bytes was written before, or if a release
+    /// finds no record.
     async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error>;
 
     /// Extends the lease of each in-flight record that is still its attempt's to `now + lease`, and returns the ids of

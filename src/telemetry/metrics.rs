@@ -1,8 +1,8 @@
 //! The metrics registry: the metrics and their names.
 //!
 //! Handles are looked up once, when a route or a store is set up. What runs per request only adds to atomics: no
-//! label is looked up, nothing is allocated. Series that belong to an outcome or a store operation appear with the
-//! first one of their kind, so that a route without traffic does not export twenty empty histograms.
+//! label is looked up, nothing is allocated. Counters are there at 0 before the first event that the configuration allows.
+//! Histograms appear with their first observation, so that a route without traffic does not export twenty empty ones.
 
 mod attempt_guard;
 mod families;

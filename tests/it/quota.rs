@@ -126,6 +126,28 @@ fn what_is_accepted_counts_and_its_retries_do_not() {
     assert_eq!(gate.states("k-3").len(), 1, "only that of b was kept");
 }
 
+/// What is kept for a client that has left is delivered all the same.
+#[test]
+fn a_client_that_leaves_while_its_request_is_accepted_has_used_its_key() {
+    if store::kind() == "redis" {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let route = "[[routes]]\nname = \"all\"\nmethods = [\"POST\"]\npath = \"/{*rest}\"\nscope = [\"header:X-Tenant?\"]\n\
+                 mode = \"accept\"\nquota = { new_keys = 2, per = \"1h\" }\n";
+    let gate = Gate::before(&upstream).routes(route).start();
+    for number in 0..60 {
+        let mut client = Client::connect(gate.address);
+        client.send(post(&format!("k-{number}"), "a").bytes());
+        std::thread::sleep(std::time::Duration::from_micros(200 * (number % 10)));
+    }
+    // The same key again has its 202, or is one too many: either way all before it has ended.
+    expect_exceeded(&post("k-60", "a").send(&gate), 2);
+    upstream.wait_for_runs(2);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(upstream.runs(), 2);
+}
+
 #[test]
 fn a_quota_comes_back_with_time() {
     let upstream = Upstream::start(|_| Reply::ok("x"));

@@ -85,7 +85,7 @@ pub(super) struct ActionExecutor {
     probed: Option<Box<Probed>>,
     attempted: Option<Box<Attempted>>,
     settled: Option<Settled>,
-    /// A claim failed like this.
+    /// The error of the last claim that failed.
     error: Option<Error>,
     is_told_of_shutdown: bool,
     /// A shutdown waits for it.

@@ -268,7 +268,7 @@ impl ReadTimer {
     }
 }
 
-/// The lines of the head at the beginning of this input that are there whole.
+/// The complete header lines at the start of the input.
 fn head_of(input: &[u8]) -> Bytes {
     let input = input.trim_ascii_start();
     // A malformed one may end in LF alone.

@@ -274,7 +274,8 @@ fn written(status: StatusCode, headers: &HeaderMap) -> Bytes {
     out.put_u8(b' ');
     out.put_slice(status.canonical_reason().unwrap_or_default().as_bytes());
     out.put_slice(b"\r\n");
-    // It has no body to be framed, or trailers (RFC 9110, 8.6 and 15.2), and how a key fared is yet to be seen.
+    // An interim response has no body and no trailers (RFC 9110, 8.6 and 15.2). The gate does not know yet how the key ends, so its own
+    // headers go too.
     let headers = without_names(to_client(headers.clone(), &[CONTENT_LENGTH, TRAILER]), &ADDED);
     for (name, value) in &headers {
         out.put_slice(name.as_str().as_bytes());

@@ -107,7 +107,7 @@ impl Protocol {
         };
         match decision {
             Decision::InFlight(attempt) => self.wait_elsewhere(now, Waiting { attempt, at: now, ..waiting }, share),
-            // Another request asks the upstream. Nothing tells of its end, so the record is looked at again.
+            // A probe is due. A request that waits asks nothing: it looks at the record again.
             Decision::Probe => {
                 let place = Place::OtherProcess { look: now + waiting.pause };
                 self.go(Phase::Waiting(Waiting { place, ..waiting }), share)

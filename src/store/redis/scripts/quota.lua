@@ -1,5 +1,5 @@
--- Takes one key from a quota (ARGV[3] = 'take') or gives it back. The key has the time at which the quota is whole again, in
--- microseconds since a fixed day, so that a number holds it exactly. `src/idempotency/quota.rs` has the same formula.
+-- Takes one unit from a quota (ARGV[3] = 'take') or gives it back, by GCRA. KEYS[1] holds the time at which the quota is full again,
+-- in microseconds since a fixed day, so that a number holds it exactly. `src/idempotency/quota.rs` has the same formula.
 -- Returns 0, or for how many microseconds to wait where it is used up.
 local time = redis.call('TIME')
 local now = (time[1] - 1700000000) * 1000000 + time[2]
