@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::header::ETAG;
-use http::{HeaderMap, HeaderName, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::SemaphorePermit;
@@ -164,7 +164,7 @@ pub(super) async fn show(
         state.note(asker, AuditEvent::ReadKey { found: &found }).await?;
     }
     let mut answer = json(StatusCode::OK, &RecordView::of(&found, &on_file, Extent::Described(revealed), asker.role));
-    answer.headers_mut().insert(ETAG, precondition::etag(&found));
+    answer.headers_mut().extend(HeaderValue::try_from(precondition::etag(&found)).ok().map(|tag| (ETAG, tag)));
     Ok(answer)
 }
 

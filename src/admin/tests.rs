@@ -66,7 +66,7 @@ async fn a_record_shows_what_operators_need_and_no_secret() {
     assert_eq!(
         reply.json(),
         json!({
-            "id": id.to_string(), "state": "in-flight", "service": "shop", "namespace": "charge", "route": "charge",
+            "id": id.to_string(), "etag": reply.json()["etag"], "state": "in-flight", "service": "shop", "namespace": "charge", "route": "charge",
             "upstream": "app", "key": "8e03978e…9324", "method": "POST", "path": "/v1/charges",
             "request": "00000000000000ab", "trace_id": "000000000000000000000000000000cd", "caller": "0909090909090909",
             "fingerprint": "0707070707070707", "claimed_at": "2026-01-01T00:00:00.000Z",

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::endpoints::REVEALING;
+use super::precondition;
 use super::tokens::Role;
 use crate::idempotency::codec::{Answer, Details, Head};
 use crate::idempotency::encoding::Hex;
@@ -23,6 +24,9 @@ use crate::telemetry::rfc3339;
 pub(super) struct RecordView {
     /// 64 hexadecimal digits.
     id: String,
+    /// For `If-Match`: it changes with the attempt and the state. Of one record that is shown alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etag: Option<String>,
     #[schemars(extend("enum" = State::ALL.map(State::as_str)))]
     state: &'static str,
     #[serde(flatten)]
@@ -131,6 +135,8 @@ impl RecordView {
         let until = rfc3339(record.until);
         Self {
             id: id.to_string(),
+            // A proxy may change or remove the header.
+            etag: (extent != Extent::RecordEntry).then(|| precondition::etag(listed)),
             state: record.state.as_str(),
             unknown,
             service: of_origin(|origin| &origin.service),

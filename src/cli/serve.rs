@@ -58,6 +58,9 @@ mod watched_file;
 /// How long the end may take once everything is settled.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// How long the last answers may take to be written.
+const WRITING: Duration = Duration::from_millis(100);
+
 /// Runs a gate until SIGTERM or SIGINT. At SIGHUP it reads `sources` again, of which `config` was made.
 pub(super) fn run(
     config: Resolved,
@@ -450,8 +453,17 @@ async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signa
         tracing::warn!("attempts that did not end in time are recorded as unknown");
     }
     if owes_answers || !has_ended {
-        // Their clients get one now.
-        let _ = timeout(LAST_WORDS, all_ended(servers)).await;
+        // Their clients get one now. Streams, and what clients have yet to send, may go on for ever.
+        let given = async {
+            while gate.owes_answers() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            tokio::time::sleep(WRITING).await;
+        };
+        tokio::select! {
+            () = all_ended(servers) => {}
+            _ = timeout(LAST_WORDS, given) => {}
+        }
     }
 }
 

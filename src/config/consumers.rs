@@ -154,7 +154,7 @@ fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
     let is_shared =
         |place: &&MessageKeySource| matches!(place, MessageKeySource::Property(name) if SHARED.contains(&&**name));
     for place in places.iter().filter(is_shared) {
-        let message = format!("unless each message has one of its own, `{place}` is the same for many messages");
+        let message = format!("`{place}` is the same for many messages, unless the publisher sets it anew for each");
         let effect =
             "those with the same key count as one, and the others are acknowledged without a run, or are dead letters";
         table.advise("key", format!("{message}: {effect}; name what the publisher sets anew for each message"));
@@ -219,7 +219,7 @@ fn check_route(table: &Table<'_>, router: &Router, request: &RequestLine) {
         },
         Ok(None) => Wrong::new("no route matches this request").hint("add a [[routes]] table for it"),
         Err(ambiguous) if ambiguous.kind == Ambiguity::Method => {
-            Wrong::new("the method of this request has small letters").hint("write it in capitals")
+            Wrong::new("the method of this request has lowercase letters").hint("write it in capitals")
         }
         Err(_) => Wrong::new("the path of this request can be read in two ways").hint("write it as its route has it"),
     };

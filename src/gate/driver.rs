@@ -47,7 +47,6 @@ impl Gate {
         permit: Result<&Arc<Permit>, &'static str>,
         pending: &mut PendingReply,
     ) -> (Arc<RouteState>, Reply) {
-        let _unanswered = self.shared.drain.arrived();
         // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
         let (mut head, body) = match Head::read(request, peer, &self.context, (id, notes)) {
             Ok(read) => read,

@@ -394,6 +394,7 @@ impl Gate {
 
 impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
+        let _unanswered = self.shared.drain.arrived();
         let (began, id) = (Instant::now(), new_request_id());
         let (notes, report) = self.report(id, &peer, || parent(request.headers()), || Seen::of(&request)).unzip();
         if let Some(page) = self.policy_page.as_ref().filter(|page| page.is_asked_for(request.uri())) {

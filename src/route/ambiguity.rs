@@ -53,10 +53,10 @@ impl fmt::Display for Ambiguous {
             }
             Ambiguity::Case => "letters in upper and lower case may or may not be the same",
             Ambiguity::TrailingSlash => "the slash at the end may or may not count",
-            Ambiguity::TooManyReadings => "it is encoded again and again",
+            Ambiguity::TooManyReadings => "it has more readings than are looked at",
             Ambiguity::Method => {
                 return f.write_str(
-                    "the method has small letters, which some servers take for capitals, and different rules hold for that \
+                    "the method has lowercase letters, which some servers take for capitals, and different rules hold for that \
                      method here; nothing was sent: write the method in capitals",
                 );
             }

@@ -293,6 +293,9 @@ fn a_drain_that_is_over_waits_for_no_stream() {
         Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").pause_until(&held).then("whole")
     });
     let gate = Gate::before(&upstream).server("drain_timeout = \"200ms\"").start();
+    // One that owes an answer, whose client has yet to send half of its request.
+    let mut slow = Client::connect(gate.address);
+    slow.send(Request::post("/charges").key("k-1").header("Content-Length", "10").bytes()).send("half");
     let mut client = Client::connect(gate.address);
     client.send(Request::get("/stream").bytes());
     assert_eq!(client.wire.until(b"half").map(|bytes| bytes.ends_with(b"half")).ok(), Some(true));

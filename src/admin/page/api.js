@@ -36,7 +36,7 @@ export function onRefusal(tell) { refused = tell; }
 export async function ask(path, { method = "GET", body, match, signal, patience = PATIENCE } = {}) {
   const headers = { "X-Requested-With": "oncegate-page" };
   if (token !== null) headers.Authorization = `Bearer ${token}`;
-  if (match) headers["If-Match"] = match;
+  if (match !== undefined) headers["If-Match"] = match;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const signals = [AbortSignal.timeout(patience), ...(signal ? [signal] : [])];
   const answer = await fetch(path, {
@@ -46,7 +46,7 @@ export async function ask(path, { method = "GET", body, match, signal, patience 
   const text = await answer.text();
   let read = {};
   try { read = text === "" ? {} : JSON.parse(text); } catch { /* Not of the gate: the status says it. */ }
-  if (answer.ok) return { ...read, etag: answer.headers.get("ETag") };
+  if (answer.ok) return read;
   const problem = new Problem(answer.status, read);
   if (answer.status === 401) refused(problem);
   throw problem;

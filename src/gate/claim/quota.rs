@@ -63,7 +63,7 @@ impl Quotas {
     }
 
     /// Takes a key, or says how long to wait.
-    pub(super) fn take(self: &Arc<Self>, id: QuotaId, quota: &Quota) -> Result<QuotaGrant, Duration> {
+    pub(in crate::gate) fn take(self: &Arc<Self>, id: QuotaId, quota: &Quota) -> Result<QuotaGrant, Duration> {
         let rate = quota.rate();
         self.change(id, |whole, now| rate.take(whole, now))?;
         let permit = QuotaPermit { quotas: Arc::clone(self), id, rate, is_shared: false, is_spent: false, late: None };

@@ -364,25 +364,26 @@ async fn accept_surely<T>(
     permission: T,
 ) -> Result<Acceptance, Error> {
     let (began, mut in_doubt) = (Instant::now(), None);
-    loop {
+    let accepted = loop {
         let accepted = async { deliveries::of(&*store)?.accept(id, new.clone()).await }.await;
         match (accepted, in_doubt.take()) {
-            (Err(error @ Error::Indeterminate(_)), _) if began.elapsed() < DOUBT => in_doubt = Some(error),
-            (Ok(Acceptance::Recorded { .. }), Some(error)) => {
-                permit.into_iter().for_each(QuotaPermit::spend);
-                return Err(error);
+            // Once in doubt, a failure that did nothing settles nothing: the call before it may have.
+            (Err(error), Some(doubt)) if began.elapsed() < DOUBT => {
+                tracing::debug!(%error, record = %id, "it is still not known whether a request is kept");
+                in_doubt = Some(doubt);
             }
-            (accepted, _) => {
-                // What may have been kept has used its key.
-                if matches!(accepted, Ok(Acceptance::Accepted) | Err(Error::Indeterminate(_))) {
-                    permit.into_iter().for_each(QuotaPermit::spend);
-                }
-                drop(permission);
-                return accepted;
-            }
+            (Err(error @ Error::Indeterminate(_)), None) if began.elapsed() < DOUBT => in_doubt = Some(error),
+            (Err(_) | Ok(Acceptance::Recorded { .. }), Some(doubt)) => break Err(doubt),
+            (accepted, _) => break accepted,
         }
         sleep(DOUBT_PAUSE).await;
+    };
+    // What is kept, or may be, has used its key.
+    if matches!(accepted, Ok(Acceptance::Accepted) | Err(Error::Indeterminate(_))) {
+        permit.into_iter().for_each(QuotaPermit::spend);
     }
+    drop(permission);
+    accepted
 }
 
 /// It may have been kept all the same: then a retry finds it.
@@ -397,6 +398,8 @@ mod tests {
     use tokio::sync::oneshot::error::TryRecvError;
 
     use super::*;
+    use crate::gate::claim::quota::Quotas;
+    use crate::idempotency::quota::{Quota, QuotaBy, QuotaId};
     use crate::idempotency::record::AttemptToken;
     use crate::store::OriginId;
     use crate::store::memory::Memory;
@@ -414,21 +417,31 @@ mod tests {
         for (faults, is_kept) in [
             (vec![Fault::Delay(Duration::from_secs(60))], true),
             (vec![Fault::LoseAnswer, Fault::LoseCall], true),
+            // As of a batcher whose connection hangs: what follows the call in doubt is refused at once.
+            (vec![Fault::LoseAnswer, Fault::Refuse], true),
             (vec![Fault::Refuse], false),
         ] {
+            let quotas = Arc::new(Quotas::new(None));
+            let quota = Quota { new_keys: 1, per: Duration::from_secs(3600), by: QuotaBy::Route };
+            let take = || quotas.take(QuotaId([0; 32]), &quota);
+            let Ok(QuotaGrant::Permitted(permit)) = take() else { panic!("there is one") };
             let store = Arc::new(Unreliable::new(Arc::new(Memory::new())));
             store.script_for(Operation::Accept, faults);
             let id = RecordId([1; 32]);
             let (permission, mut released) = oneshot::channel::<()>();
             let accepting =
-                tokio::spawn(accept_surely(Arc::<Unreliable>::clone(&store), id, delivery(), None, permission));
+                tokio::spawn(accept_surely(Arc::<Unreliable>::clone(&store), id, delivery(), permit, permission));
             tokio::task::yield_now().await;
             while released.try_recv() == Err(TryRecvError::Empty) {
                 tokio::time::advance(Duration::from_millis(10)).await;
             }
             let found = store.deliveries().unwrap().delivery(id).await.unwrap();
             assert_eq!(found.is_some(), is_kept);
-            assert_eq!(accepting.await.unwrap().is_ok(), is_kept);
+            let accepted = accepting.await.unwrap();
+            assert_eq!(accepted.is_ok(), is_kept);
+            // Where it was there before, the call that kept it has used the key.
+            let is_new = matches!(accepted, Ok(Acceptance::Accepted));
+            assert_eq!(take().is_err(), is_new);
         }
     }
 }
