@@ -364,7 +364,7 @@ async fn accept_surely<T>(
     permission: T,
 ) -> Result<Acceptance, Error> {
     let (began, mut in_doubt) = (Instant::now(), None);
-    let accepted = loop {
+    let (accepted, may_be_kept) = loop {
         let accepted = async { deliveries::of(&*store)?.accept(id, new.clone()).await }.await;
         match (accepted, in_doubt.take()) {
             // Once in doubt, a failure that did nothing settles nothing: the call before it may have.
@@ -373,13 +373,15 @@ async fn accept_surely<T>(
                 in_doubt = Some(doubt);
             }
             (Err(error @ Error::Indeterminate(_)), None) if began.elapsed() < DOUBT => in_doubt = Some(error),
-            (Err(_) | Ok(Acceptance::Recorded { .. }), Some(doubt)) => break Err(doubt),
-            (accepted, _) => break accepted,
+            (Err(_) | Ok(Acceptance::Recorded { .. }), Some(doubt)) => break (Err(doubt), true),
+            (accepted, doubt) => {
+                let is_kept = matches!(accepted, Ok(Acceptance::Accepted) | Err(Error::Indeterminate(_)));
+                break (accepted, is_kept || doubt.is_some());
+            }
         }
         sleep(DOUBT_PAUSE).await;
     };
-    // What is kept, or may be, has used its key.
-    if matches!(accepted, Ok(Acceptance::Accepted) | Err(Error::Indeterminate(_))) {
+    if may_be_kept {
         permit.into_iter().for_each(QuotaPermit::spend);
     }
     drop(permission);
@@ -437,11 +439,8 @@ mod tests {
             }
             let found = store.deliveries().unwrap().delivery(id).await.unwrap();
             assert_eq!(found.is_some(), is_kept);
-            let accepted = accepting.await.unwrap();
-            assert_eq!(accepted.is_ok(), is_kept);
-            // Where it was there before, the call that kept it has used the key.
-            let is_new = matches!(accepted, Ok(Acceptance::Accepted));
-            assert_eq!(take().is_err(), is_new);
+            assert_eq!(accepting.await.unwrap().is_ok(), is_kept);
+            assert_eq!(take().is_err(), is_kept, "what is kept has used the key");
         }
     }
 }
