@@ -118,7 +118,7 @@ impl Reply {
 
     /// The gate says itself what headers of these names say: a trailer of the upstream must not.
     pub(super) fn without_trailers(mut self, names: &Arc<[HeaderName]>) -> Self {
-        self.response = self.response.map(|body| body.without_trailers(Arc::clone(names)));
+        self.response.body_mut().drop_trailers(names);
         self
     }
 

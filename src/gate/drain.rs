@@ -35,11 +35,15 @@ impl Drain {
 
     /// What reading the body of a request comes to; nothing where the drain is over first.
     pub(super) async fn unless_over<T>(&self, reading: impl Future<Output = T>) -> Option<T> {
-        let mut abandon = self.abandon.subscribe();
+        // Most bodies are there at once: then this is not polled.
+        let over = async {
+            let mut abandon = self.abandon.subscribe();
+            abandon.wait_for(|abandon| *abandon).await.is_ok()
+        };
         tokio::select! {
             biased;
             read = reading => Some(read),
-            _ = abandon.wait_for(|abandon| *abandon) => None,
+            _ = over => None,
         }
     }
 }

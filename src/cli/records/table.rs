@@ -58,7 +58,9 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
         "body_bytes",
     ];
     let known = ORDER.iter().filter_map(|name| members.get_key_value(*name));
-    let others = members.iter().filter(|(name, _)| !ORDER.contains(&name.as_str()) && *name != ANSWER);
+    let others = members
+        .iter()
+        .filter(|(name, _)| !ORDER.contains(&name.as_str()) && ![ANSWER, "etag"].contains(&name.as_str()));
     for (name, value) in known.chain(others) {
         let mut shown = text(value);
         match name.as_str() {
