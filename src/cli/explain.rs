@@ -51,7 +51,7 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
         Ok(sent) => sent,
         Err(Unsent::Usage(message)) => {
             complain(&format!("error: {message}"));
-            return Ok(ExitCode::from(2));
+            return Ok(ExitCode::from(super::WRONG_USAGE));
         }
         Err(Unsent::Failed(error)) => return Err(error),
     };

@@ -41,7 +41,7 @@ pub(super) fn run(args: ManArgs) -> anyhow::Result<ExitCode> {
                 let known: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
                 let known = if known.is_empty() { "it has none".to_owned() } else { known.join(", ") };
                 complain(&format!("error: `{}` has no command `{word}`: {known}", command.get_name()));
-                return Ok(ExitCode::from(2));
+                return Ok(ExitCode::from(super::WRONG_USAGE));
             }
         }
     }

@@ -124,10 +124,12 @@ pub fn main() -> ExitCode {
     };
     run(cli.command).unwrap_or_else(|error| {
         complain(&format!("oncegate: {}", describe(&error)));
-        match () {
-            () if error.is::<Problems>() => ExitCode::from(BAD_CONFIGURATION),
-            () if error.is::<WrongParameter>() => ExitCode::from(WRONG_USAGE),
-            () => ExitCode::FAILURE,
+        if error.is::<Problems>() {
+            ExitCode::from(BAD_CONFIGURATION)
+        } else if error.is::<WrongParameter>() {
+            ExitCode::from(WRONG_USAGE)
+        } else {
+            ExitCode::FAILURE
         }
     })
 }

@@ -403,7 +403,9 @@ impl HttpBody for Body {
                 self.breaking = Some(Box::new((Box::pin(sleep(BREAK_DELAY)), error)));
                 return self.poll_frame(cx);
             }
-            (Poll::Ready(Some(Ok(frame))), Some(reserved)) => Poll::Ready(Some(Ok(without_names_in(frame, reserved)))),
+            (Poll::Ready(Some(Ok(frame))), Some(reserved)) => {
+                Poll::Ready(Some(Ok(with_trailers(frame, |trailers| without_names(trailers, reserved)))))
+            }
             (polled, _) => polled,
         };
         if let Some(RequestGuard { report: Some(report), .. }) = &mut self.request
@@ -434,17 +436,15 @@ impl HttpBody for Body {
     }
 }
 
-fn without_names_in(frame: Frame<Bytes>, reserved: &[HeaderName]) -> Frame<Bytes> {
-    match frame.into_trailers() {
-        Ok(trailers) => Frame::trailers(without_names(trailers, reserved)),
-        Err(data) => data,
-    }
-}
-
 /// Removes trailers that the gate does not let pass as headers either.
 pub(super) fn end_to_end(frame: Frame<Bytes>) -> Frame<Bytes> {
+    with_trailers(frame, without_forbidden_fields)
+}
+
+/// The frame, with its trailers changed if it has some.
+fn with_trailers(frame: Frame<Bytes>, change: impl FnOnce(HeaderMap) -> HeaderMap) -> Frame<Bytes> {
     match frame.into_trailers() {
-        Ok(trailers) => Frame::trailers(without_forbidden_fields(trailers)),
+        Ok(trailers) => Frame::trailers(change(trailers)),
         Err(data) => data,
     }
 }
