@@ -80,7 +80,7 @@ impl ScopeValue {
             }
             ScopePart::Host => vec![MadeBy::Authority(value.to_owned())],
             ScopePart::ClientIp => vec![MadeBy::Address(value.parse().map_err(|_| "is not an address".to_owned())?)],
-            ScopePart::Claim(name) => claims(name, value),
+            ScopePart::JwtClaim(name) => claims(name, value),
             ScopePart::ClientCert(_) | ScopePart::Const(_) => return Err(wrong()),
         };
         Ok(Self { part, made_by })

@@ -191,7 +191,7 @@ fn advise_on_scope(table: &Table<'_>, route: &Route) {
             ScopePart::Host
             | ScopePart::Header(_)
             | ScopePart::Cookie(_)
-            | ScopePart::Claim(_)
+            | ScopePart::JwtClaim(_)
             | ScopePart::BasicUser
             | ScopePart::Credential
             | ScopePart::Const(_) => continue,

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::settings::address;
-use super::source::{AcrossConnections, CONSUMER, End, EndReply, Error, POSITION, REASON, Received, Subscription};
+use super::source::{CONSUMER, ConnectionHistory, End, EndReply, Error, POSITION, REASON, Received, Subscription};
 use super::{Nats, NatsLogin, Settings};
 
 mod unreadable;
@@ -95,7 +95,7 @@ pub(super) async fn subscribe(
     settings: &Arc<Settings>,
     source: &Nats,
     most: u16,
-    memory: &AcrossConnections,
+    history: &ConnectionHistory,
 ) -> Result<Box<dyn Subscription>, Error> {
     let (lost, is_lost) = watch::channel(false);
     let options = match &source.login {
@@ -128,8 +128,8 @@ pub(super) async fn subscribe(
     let redelivery = redelivery(config);
     let dead_letter = settings.dead_letter();
     dead_letters(&context, &dead_letter, &stream.cached_info().config).await?;
-    let unreadable = match memory.was_lost {
-        true => unreadable::find(&context, &mut consumer, &memory.looked, &settings.name).await.into(),
+    let unreadable = match history.was_lost {
+        true => unreadable::find(&context, &mut consumer, &history.looked, &settings.name).await.into(),
         false => VecDeque::new(),
     };
     let unacknowledged = Unacknowledged::default();
@@ -144,7 +144,7 @@ pub(super) async fn subscribe(
         batch: None,
         open_for: (Instant::now(), 0),
         unreadable,
-        looked: Arc::clone(&memory.looked),
+        looked: Arc::clone(&history.looked),
         receipts: 0,
         redelivery,
         progress: tokio::spawn(keep(unacknowledged.clone(), progress_interval(redelivery))),

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Settings;
 use super::outage::Outage;
-use super::source::{AcrossConnections, End, EndReply, Error, Received, Subscription, subscribe};
+use super::source::{ConnectionHistory, End, EndReply, Error, Received, Subscription, subscribe};
 use crate::gate::{Disposition, Gate, Message, Tries};
 use crate::idempotency::key::Found;
 use crate::telemetry::consumers::{ConsumerMetrics, Ended};
@@ -72,9 +72,9 @@ pub async fn consume(
         settings,
     });
     let mut outage = Outage::new(Arc::clone(&shared.settings.name), shared.settings.source.to_string());
-    let mut memory = AcrossConnections::default();
+    let mut history = ConnectionHistory::default();
     while !*stop.borrow() {
-        let opening = timeout(CONNECT, subscribe(&shared.settings, shared.most_taken(), &memory));
+        let opening = timeout(CONNECT, subscribe(&shared.settings, shared.most_taken(), &history));
         let opened = tokio::select! {
             biased;
             () = turned(&mut stop) => return,
@@ -89,7 +89,7 @@ pub async fn consume(
                 match ran {
                     Ok(()) => return,
                     Err(error) => {
-                        memory.was_lost = true;
+                        history.was_lost = true;
                         error
                     }
                 }

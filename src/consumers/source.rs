@@ -63,7 +63,7 @@ pub(super) enum EndReply {
 
 /// What a consumer knows from one connection to the next.
 #[derive(Default)]
-pub(super) struct AcrossConnections {
+pub(super) struct ConnectionHistory {
     /// Whether it lost one before.
     pub(super) was_lost: bool,
     /// How far it has looked for messages that it cannot read.
@@ -107,7 +107,7 @@ pub(super) trait Subscription: Send {
 pub(super) async fn subscribe(
     settings: &Arc<Settings>,
     most: u16,
-    memory: &AcrossConnections,
+    history: &ConnectionHistory,
 ) -> Result<Box<dyn Subscription>, Error> {
     match &settings.source {
         #[cfg(feature = "amqp")]
@@ -115,7 +115,7 @@ pub(super) async fn subscribe(
         #[cfg(feature = "kafka")]
         super::Source::Kafka(topic) => super::kafka::subscribe(settings, topic, most).await,
         #[cfg(feature = "nats")]
-        super::Source::Nats(stream) => super::nats::subscribe(settings, stream, most, memory).await,
+        super::Source::Nats(stream) => super::nats::subscribe(settings, stream, most, history).await,
         // The configuration is checked for that.
         #[allow(unreachable_patterns, reason = "a build may have every broker")]
         _ => Err(Error("this build cannot use this broker".to_owned())),

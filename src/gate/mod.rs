@@ -461,7 +461,7 @@ fn kept_headers(route: &Route, token_header: &HeaderName) -> Vec<HeaderName> {
         ScopePart::Header(name) => vec![name.clone()],
         ScopePart::Cookie(_) => vec![http::header::COOKIE],
         ScopePart::BasicUser => vec![http::header::AUTHORIZATION],
-        ScopePart::Claim(_) => vec![token_header.clone()],
+        ScopePart::JwtClaim(_) => vec![token_header.clone()],
         ScopePart::Host | ScopePart::ClientIp | ScopePart::ClientCert(_) | ScopePart::Const(_) => Vec::new(),
     });
     let compared = route.policy.fingerprint.headers.iter().cloned();

@@ -71,12 +71,12 @@ struct ObservedAnswer {
     digest: Sha256,
     /// The body, where `outcomes_body` judges it and there is room for it.
     judged: Option<(BytesMut, Permit)>,
-    progress: Progress,
+    progress: AnswerProgress,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Progress {
-    Under,
+enum AnswerProgress {
+    Streaming,
     Whole,
     Broken,
 }
@@ -133,7 +133,7 @@ impl Watch {
             expected: None,
             digest,
             judged: is_judged.then(|| (BytesMut::new(), memory.empty_permit())),
-            progress: Progress::Under,
+            progress: AnswerProgress::Streaming,
         }));
     }
 
@@ -201,8 +201,8 @@ impl ObservedAnswer {
     }
 
     fn end(&mut self) {
-        if self.progress == Progress::Under {
-            self.progress = Progress::Whole;
+        if self.progress == AnswerProgress::Streaming {
+            self.progress = AnswerProgress::Whole;
         }
     }
 
@@ -214,7 +214,7 @@ impl ObservedAnswer {
         whole.update(status.map_or(&b""[..], |(_, value)| value.as_bytes()));
         let mut digest = [0; 8];
         digest.copy_from_slice(&whole.finalize()[..8]);
-        (self.progress == Progress::Whole).then_some(digest)
+        (self.progress == AnswerProgress::Whole).then_some(digest)
     }
 }
 
@@ -260,7 +260,7 @@ impl Observer for AnswerTap {
 
     fn broke(&mut self) {
         if let Some(mut watch) = self.0.take() {
-            watch.answer(|answer| answer.progress = Progress::Broken);
+            watch.answer(|answer| answer.progress = AnswerProgress::Broken);
         }
     }
 }
@@ -279,7 +279,7 @@ mod tests {
             expected,
             digest: Sha256::new().chain_update(status.to_be_bytes()),
             judged: None,
-            progress: Progress::Under,
+            progress: AnswerProgress::Streaming,
         };
         pieces.iter().for_each(|length| answer.add(&Bytes::from(vec![7; *length])));
         answer.digest()

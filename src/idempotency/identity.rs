@@ -62,7 +62,7 @@ pub struct CallerRules<'a> {
 impl<'a> CallerRules<'a> {
     /// Those of them that count for a scope.
     pub(super) fn of_scope(self, scope: &[ScopePart]) -> Self {
-        let has_jwt_claims = scope.iter().any(|part| matches!(part, ScopePart::Claim(_)));
+        let has_jwt_claims = scope.iter().any(|part| matches!(part, ScopePart::JwtClaim(_)));
         Self {
             trusted: if scope.contains(&ScopePart::ClientIp) { self.trusted } else { "" },
             token_header: self.token_header.filter(|_| has_jwt_claims),

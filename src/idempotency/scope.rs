@@ -54,7 +54,7 @@ pub enum ScopePart {
     /// `client-cert:subject` or `client-cert:san`
     ClientCert(CertPart),
     /// `jwt:CLAIM`: a claim of a token that was verified.
-    Claim(String),
+    JwtClaim(String),
     /// `const:TEXT`
     Const(String),
 }
@@ -141,7 +141,9 @@ impl Scope {
     #[must_use]
     pub fn unfit(&self, caller: Caller<'_>) -> Option<&ScopePart> {
         self.parts.iter().find(|part| match part {
-            ScopePart::Claim(name) => caller.claims.is_some_and(|claims| claims.get(name) == Some(&ClaimValue::Nested)),
+            ScopePart::JwtClaim(name) => {
+                caller.claims.is_some_and(|claims| claims.get(name) == Some(&ClaimValue::Nested))
+            }
             _ => false,
         })
     }
@@ -159,7 +161,7 @@ impl Scope {
                 | ScopePart::Cookie(_)
                 | ScopePart::BasicUser
                 | ScopePart::ClientCert(_)
-                | ScopePart::Claim(_) => {
+                | ScopePart::JwtClaim(_) => {
                     if part.count(caller) > 0 {
                         // Only a credential has a proof.
                         let _ = part.encode(caller, &mut out);
@@ -173,7 +175,7 @@ impl Scope {
     /// Whether it has a claim of a token, which is to be verified before the scope means anything.
     #[must_use]
     pub fn has_jwt_claims(&self) -> bool {
-        self.parts.iter().any(|part| matches!(part, ScopePart::Claim(_)))
+        self.parts.iter().any(|part| matches!(part, ScopePart::JwtClaim(_)))
     }
 
     /// Whether it has a part of a client's certificate.
@@ -259,7 +261,7 @@ impl ScopePart {
             Some(("client-cert", part)) => {
                 Err(format!("`{part}` is not a part of a certificate: use `subject` or `san`"))
             }
-            Some(("jwt", claim)) if is_claim(claim) => Ok(Self::Claim(claim.to_owned())),
+            Some(("jwt", claim)) if is_claim(claim) => Ok(Self::JwtClaim(claim.to_owned())),
             Some(("jwt", claim)) => Err(format!("`{claim}` is not the name of a claim: use one such as `jwt:sub`")),
             None if text == "credential" => Ok(Self::Credential),
             None if text == "host" => Ok(Self::Host),
@@ -302,7 +304,7 @@ impl ScopePart {
     fn is_always_there(&self) -> bool {
         match self {
             Self::Credential | Self::Host | Self::ClientIp | Self::Const(_) => true,
-            Self::Header(_) | Self::Cookie(_) | Self::BasicUser | Self::ClientCert(_) | Self::Claim(_) => false,
+            Self::Header(_) | Self::Cookie(_) | Self::BasicUser | Self::ClientCert(_) | Self::JwtClaim(_) => false,
         }
     }
 
@@ -323,7 +325,7 @@ impl ScopePart {
                 named.into_iter().collect()
             }
             Self::ClientCert(CertPart::San) => caller.certificate.and_then(|it| it.san.clone()).into_iter().collect(),
-            Self::Claim(name) => match caller.claims.and_then(|claims| claims.get(name)) {
+            Self::JwtClaim(name) => match caller.claims.and_then(|claims| claims.get(name)) {
                 Some(ClaimValue::Scalar(marked)) => vec![marked.to_vec()],
                 // A request with a nested one is refused: see `Scope::unfit`.
                 Some(ClaimValue::Nested) | None => Vec::new(),
@@ -345,7 +347,7 @@ impl fmt::Display for ScopePart {
             Self::ClientIp => f.write_str("client-ip"),
             Self::ClientCert(CertPart::Subject) => f.write_str("client-cert:subject"),
             Self::ClientCert(CertPart::San) => f.write_str("client-cert:san"),
-            Self::Claim(name) => write!(f, "jwt:{name}"),
+            Self::JwtClaim(name) => write!(f, "jwt:{name}"),
             Self::Const(text) => write!(f, "const:{text}"),
         }
     }

@@ -7,7 +7,7 @@ use crate::idempotency::record::{AttemptToken, State, Timestamp, Version};
 
 /// The fields of a record that the rules depend on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RecordView {
+pub(super) struct CurrentRecord {
     pub(super) attempt: AttemptToken,
     pub(super) state: State,
     pub(super) claimed_at: Timestamp,
@@ -15,7 +15,7 @@ pub(super) struct RecordView {
     pub(super) unknown_ttl: Duration,
 }
 
-impl RecordView {
+impl CurrentRecord {
     pub(super) fn version(&self) -> Version {
         Version { attempt: self.attempt, state: self.state, until: self.until }
     }
@@ -40,7 +40,7 @@ pub(super) enum Transition {
 }
 
 /// The transition of the current record when `attempt` ends by `end`.
-pub(super) fn settle(current: Option<RecordView>, attempt: AttemptToken, end: &End, now: Timestamp) -> Transition {
+pub(super) fn settle(current: Option<CurrentRecord>, attempt: AttemptToken, end: &End, now: Timestamp) -> Transition {
     let Some(current) = current else {
         return match end {
             End::Release => Transition::Repeated { until: now },

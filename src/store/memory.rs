@@ -18,7 +18,7 @@ use self::deliveries::Queue;
 use super::adoption::{self, NamespacePeriod};
 use super::clock::{self, Clock};
 use super::deliveries::{Deliveries, Delivery};
-use super::lifecycle::{self, RecordView, Transition};
+use super::lifecycle::{self, CurrentRecord, Transition};
 use super::listing::Newest;
 use super::removals::{Removal, Removals};
 use super::resealing::{Beginning, Beginnings, DeliveryValues, Values};
@@ -425,8 +425,8 @@ impl Entry {
         self.record.state == State::InFlight && self.record.attempt == attempt
     }
 
-    fn current(&self) -> RecordView {
-        RecordView {
+    fn current(&self) -> CurrentRecord {
+        CurrentRecord {
             attempt: self.record.attempt,
             state: self.record.state,
             claimed_at: self.record.claimed_at,

@@ -7,17 +7,17 @@ use tracing::subscriber::DefaultGuard;
 
 /// The lines of the log so far.
 #[derive(Clone, Default)]
-pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct LoggedLines(Arc<Mutex<Vec<u8>>>);
 
 /// From now on, what this thread logs.
-pub(crate) fn logged() -> (Lines, DefaultGuard) {
-    let lines = Lines::default();
+pub(crate) fn logged() -> (LoggedLines, DefaultGuard) {
+    let lines = LoggedLines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
     (lines, tracing::subscriber::set_default(subscriber))
 }
 
-impl Lines {
+impl LoggedLines {
     /// All of them.
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
@@ -29,7 +29,7 @@ impl Lines {
     }
 }
 
-impl io::Write for Lines {
+impl io::Write for LoggedLines {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())

@@ -339,7 +339,7 @@ impl Report<'_> {
                 Value::Unknown if matches!(word.part, ScopePart::ClientCert(_) | ScopePart::Credential) => {
                     "not known: give the client's certificate with --client-cert FILE".to_owned()
                 }
-                Value::Unknown if matches!(word.part, ScopePart::Claim(_)) => {
+                Value::Unknown if matches!(word.part, ScopePart::JwtClaim(_)) => {
                     "not known: only a gate that runs has the keys of jwks_url".to_owned()
                 }
                 Value::Unknown => "not known: give it with --client-ip IP".to_owned(),

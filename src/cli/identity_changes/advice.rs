@@ -9,8 +9,8 @@ use crate::gate::identity::coverage::{Instead, LostKeys};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::store::IdentityChange;
 
-/// Lines to write, and where.
-struct Lines {
+/// TomlLines to write, and where.
+struct TomlLines {
     place: String,
     lines: Vec<String>,
 }
@@ -35,13 +35,17 @@ pub(super) fn how_to_take(present: &Present<'_>, lost: &LostKeys) -> String {
             };
             let blocks = routes.iter().map(|route| block(present, namespace, route, Some((&former, &rules))));
             let lines: Vec<String> = blocks.flatten().collect();
-            advice("Add a route for the requests that no route takes:", &[Lines { place: String::new(), lines }], "")
+            advice(
+                "Add a route for the requests that no route takes:",
+                &[TomlLines { place: String::new(), lines }],
+                "",
+            )
         }
         Instead::Unprotected(route, mode) => {
             let place = format!("{}, without its mode = \"{}\"", present.place(route), mode.as_str());
             let mut lines = vec![setting("namespace", namespace)];
             lines.extend(rules_as_lines(&former, &rules));
-            advice("Let the route that takes these requests protect them:", &[Lines { place, lines }], "")
+            advice("Let the route that takes these requests protect them:", &[TomlLines { place, lines }], "")
         }
         Instead::Other(route) => match present.routes.iter().find(|known| known.name == &**route) {
             Some(known) if !known.is_on_file => restoring(present, &[known], (&former, &rules), Some(namespace)),
@@ -105,7 +109,11 @@ pub(super) fn how_to_keep(present: &Present<'_>, change: &IdentityChange, former
     let IdentityChange { service, namespace, .. } = change;
     if **service != *present.service {
         let lines = vec![setting("service", service)];
-        return advice("Write the former name of the service:", &[Lines { place: "[store]".to_owned(), lines }], "");
+        return advice(
+            "Write the former name of the service:",
+            &[TomlLines { place: "[store]".to_owned(), lines }],
+            "",
+        );
     }
     let same: Vec<&PresentRoute<'_>> = present.of(namespace).collect();
     if !same.is_empty() {
@@ -139,14 +147,14 @@ pub(super) fn how_to_keep(present: &Present<'_>, change: &IdentityChange, former
                 true => format!("     Restore the route `{namespace}`; or, where {another}.\n"),
                 false => {
                     let restore = format!("Restore the former route; or, where {another}:");
-                    advice(&restore, &[Lines { place: String::new(), lines }], "")
+                    advice(&restore, &[TomlLines { place: String::new(), lines }], "")
                 }
             }
         }
         new => match former.rules() {
             Some(rules) => restoring(present, new, (former, rules), Some(namespace)),
             None => {
-                let tables = new.iter().map(|route| Lines {
+                let tables = new.iter().map(|route| TomlLines {
                     place: present.place(route.name),
                     lines: vec![setting("namespace", namespace)],
                 });
@@ -203,7 +211,7 @@ fn restoring(
             }
             _ => {}
         }
-        tables.push(Lines { place: present.place(route.name), lines: table });
+        tables.push(TomlLines { place: present.place(route.name), lines: table });
     }
     // It is not written down where there are no [[routes]]; nor is a scope that was the default, and is another one now.
     let is_only_default = matches!(routes, [route] if route.name == "default");
@@ -236,9 +244,9 @@ fn restoring(
     }
 }
 
-fn advice(lead: &str, tables: &[Lines], more: &str) -> String {
+fn advice(lead: &str, tables: &[TomlLines], more: &str) -> String {
     let mut text = format!("     {lead}\n");
-    for Lines { place, lines } in tables {
+    for TomlLines { place, lines } in tables {
         if !place.is_empty() {
             let _ = writeln!(text, "       {place}:");
         }

@@ -19,14 +19,14 @@ use crate::store::{Error, Store};
 
 /// What stands under an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::gate) enum Standing {
+pub(in crate::gate) enum IdHolder {
     /// A record in this state, and perhaps a delivery.
     Record(State),
     /// A delivery alone.
     Delivery,
 }
 
-impl Standing {
+impl IdHolder {
     /// What stands under `id`; `accepts` says whether deliveries may.
     pub(super) async fn of(store: &dyn Store, id: RecordId, accepts: bool) -> Result<Option<Self>, Error> {
         // The delivery first: its record is there before the delivery is gone.
@@ -69,7 +69,7 @@ impl ProtectedRequest {
     }
 
     /// What stands under another id of its key and counts before a delivery, which is not to run then.
-    pub(in crate::gate) async fn comes_before(&self) -> Result<Option<Standing>, Error> {
+    pub(in crate::gate) async fn comes_before(&self) -> Result<Option<IdHolder>, Error> {
         if self.other_ids().is_empty() {
             return Ok(None);
         }
@@ -100,21 +100,21 @@ async fn find(
     store: &dyn Store,
     identities: &[(RecordId, Option<Proof>)],
     accepts: bool,
-) -> Result<Option<(usize, Standing)>, Error> {
+) -> Result<Option<(usize, IdHolder)>, Error> {
     let mut found = Vec::new();
     // The first last: most often nothing stands under the others.
     for place in (1..identities.len()).chain([0]) {
         if place == 0 && found.is_empty() {
             return Ok(None);
         }
-        found.extend(Standing::of(store, identities[place].0, accepts).await?.map(|standing| (place, standing)));
+        found.extend(IdHolder::of(store, identities[place].0, accepts).await?.map(|standing| (place, standing)));
     }
     // All gates take the same one, in whatever order they have the secrets.
     Ok(found.into_iter().min_by_key(|(place, standing)| {
         let rank = match standing {
-            Standing::Record(State::Completed) => 0,
-            Standing::Record(_) => 1,
-            Standing::Delivery => 2,
+            IdHolder::Record(State::Completed) => 0,
+            IdHolder::Record(_) => 1,
+            IdHolder::Delivery => 2,
         };
         (rank, identities[*place].0)
     }))
@@ -173,12 +173,12 @@ mod tests {
             let new = NewDelivery { token, origin, lane: Lane(0), head, request, body };
             queue.accept(*id, new).await.unwrap();
         }
-        assert_eq!(find(&store, &ids, true).await.unwrap(), Some((0, Standing::Delivery)));
+        assert_eq!(find(&store, &ids, true).await.unwrap(), Some((0, IdHolder::Delivery)));
         assert_eq!(find(&store, &ids, false).await.unwrap(), None);
         let second = NewRecord { unknown_ttl: Duration::ZERO, ..fresh(2) };
         store.claim(ids[1].0, second.clone()).await.unwrap();
         store.settle(ids[1].0, second.attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
-        assert_eq!(find(&store, &ids, true).await.unwrap(), Some((1, Standing::Record(State::Unknown))));
+        assert_eq!(find(&store, &ids, true).await.unwrap(), Some((1, IdHolder::Record(State::Unknown))));
         let token = AttemptToken(ids[1].0.0[..16].try_into().unwrap());
         queue.discard(ids[1].0, token).await.unwrap();
         assert_eq!(find(&store, &ids, true).await.unwrap(), None);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::delivery_context::DeliveryContext;
-use super::id_rotation::Standing;
+use super::id_rotation::IdHolder;
 use super::protected::{ProtectedRequest, RETRY_SOON};
 use crate::http::problem::Problem;
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
@@ -84,10 +84,10 @@ impl SecondLook {
     /// Whether something stands under another id of its key that comes before it.
     pub(in crate::gate) async fn stands_under_other_id(&self, store: &dyn Store) -> Result<bool, Error> {
         for id in &self.others {
-            let comes_first = match Standing::of(store, *id, self.accepts).await? {
-                Some(Standing::Record(_)) => true,
+            let comes_first = match IdHolder::of(store, *id, self.accepts).await? {
+                Some(IdHolder::Record(_)) => true,
                 // Of two deliveries, one must go on.
-                Some(Standing::Delivery) => self.delivery.is_none_or(|own| *id < own.id),
+                Some(IdHolder::Delivery) => self.delivery.is_none_or(|own| *id < own.id),
                 None => false,
             };
             if comes_first {

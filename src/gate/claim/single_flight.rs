@@ -23,12 +23,12 @@ const STRIPES: usize = 32;
 /// The keys that are being dealt with.
 #[derive(Default)]
 pub(in crate::gate) struct SingleFlight {
-    stripes: [Mutex<HashMap<RecordId, OrderedSender<Progress>>>; STRIPES],
+    stripes: [Mutex<HashMap<RecordId, OrderedSender<LeaderProgress>>>; STRIPES],
 }
 
 /// How far the leader has come.
 #[derive(Clone)]
-pub(in crate::gate) enum Progress {
+pub(in crate::gate) enum LeaderProgress {
     /// It is asking the store.
     Asking {
         /// The store has said that it has a record of the key. The request must not be forwarded without a claim.
@@ -77,11 +77,11 @@ pub(in crate::gate) struct Leader {
     single_flight: Arc<SingleFlight>,
     id: RecordId,
     /// What those who follow hear in the end.
-    last: Option<Progress>,
+    last: Option<LeaderProgress>,
 }
 
 /// Waits for a leader.
-pub(in crate::gate) struct Follower(OrderedReceiver<Progress>);
+pub(in crate::gate) struct Follower(OrderedReceiver<LeaderProgress>);
 
 impl SingleFlight {
     pub(in crate::gate) fn join(self: &Arc<Self>, id: RecordId) -> Role {
@@ -89,7 +89,7 @@ impl SingleFlight {
         match self.stripe(id).entry(id) {
             Entry::Occupied(entry) => Role::Follower(Follower(entry.get().subscribe())),
             Entry::Vacant(entry) => {
-                entry.insert(OrderedSender::new(Progress::Asking { stands: false }));
+                entry.insert(OrderedSender::new(LeaderProgress::Asking { stands: false }));
                 Role::Leader(Leader { single_flight: Arc::clone(self), id, last: None })
             }
         }
@@ -98,7 +98,9 @@ impl SingleFlight {
     /// Whether a leader of this key knows of a record, and has not said which.
     pub(in crate::gate) fn knows_record(&self, id: RecordId) -> bool {
         let stripe = self.stripe(id);
-        stripe.get(&id).is_some_and(|progress| progress.with(|is| matches!(is, Progress::Asking { stands: true })))
+        stripe
+            .get(&id)
+            .is_some_and(|progress| progress.with(|is| matches!(is, LeaderProgress::Asking { stands: true })))
     }
 
     /// The leases that are to be renewed now.
@@ -107,7 +109,7 @@ impl SingleFlight {
         for stripe in &self.stripes {
             for (id, progress) in lock(stripe).iter() {
                 progress.with(|progress| {
-                    if let Progress::Running(running) = progress
+                    if let LeaderProgress::Running(running) = progress
                         && let Some(lease) = running.lease
                         && lock(&running.renewed).elapsed() >= renewal_interval(lease)
                     {
@@ -122,7 +124,7 @@ impl SingleFlight {
         due
     }
 
-    fn stripe(&self, id: RecordId) -> MutexGuard<'_, HashMap<RecordId, OrderedSender<Progress>>> {
+    fn stripe(&self, id: RecordId) -> MutexGuard<'_, HashMap<RecordId, OrderedSender<LeaderProgress>>> {
         // Any byte of a digest is as good as another; the first eight are those of the key alone.
         lock(&self.stripes[usize::from(id.0[31]) % STRIPES])
     }
@@ -156,30 +158,30 @@ impl Leader {
     /// Notes whether the store is known to have a record that the request may not take the place of.
     pub(in crate::gate) fn set_knows_record(&self, stands: bool) {
         if let Some(sender) = self.single_flight.stripe(self.id).get(&self.id) {
-            sender.send_replace(Progress::Asking { stands });
+            sender.send_replace(LeaderProgress::Asking { stands });
         }
     }
 
     /// Tells those who follow that an attempt runs.
     pub(in crate::gate) fn running(&self, running: Running) {
         if let Some(sender) = self.single_flight.stripe(self.id).get(&self.id) {
-            sender.send_replace(Progress::Running(Arc::new(running)));
+            sender.send_replace(LeaderProgress::Running(Arc::new(running)));
         }
     }
 
     /// Hands those who follow what the store had.
     pub(in crate::gate) fn found(mut self, record: Record, now: Timestamp) {
-        self.last = Some(Progress::Found(Arc::new((record, now))));
+        self.last = Some(LeaderProgress::Found(Arc::new((record, now))));
     }
 
     /// Tells those who follow that the store had nothing.
     pub(in crate::gate) fn absent(mut self) {
-        self.last = Some(Progress::Absent);
+        self.last = Some(LeaderProgress::Absent);
     }
 
     /// Hands those who follow the answer of a release.
     pub(in crate::gate) fn released(mut self, released: Released) {
-        self.last = Some(Progress::Released(Arc::new(released)));
+        self.last = Some(LeaderProgress::Released(Arc::new(released)));
     }
 }
 
@@ -195,16 +197,16 @@ impl Drop for Leader {
 
 impl Follower {
     /// How the leader's question to the store ended; nothing if it led to nothing, and another may lead.
-    pub(in crate::gate) async fn until_store_answered(&mut self) -> Option<Progress> {
-        self.wait_for(|progress| !matches!(progress, Progress::Asking { .. })).await
+    pub(in crate::gate) async fn until_store_answered(&mut self) -> Option<LeaderProgress> {
+        self.wait_for(|progress| !matches!(progress, LeaderProgress::Asking { .. })).await
     }
 
     /// How the leader's attempt ended; nothing if the store has to tell, or another may lead.
-    pub(in crate::gate) async fn ended(&mut self) -> Option<Progress> {
-        self.wait_for(|progress| !matches!(progress, Progress::Asking { .. } | Progress::Running(_))).await
+    pub(in crate::gate) async fn ended(&mut self) -> Option<LeaderProgress> {
+        self.wait_for(|progress| !matches!(progress, LeaderProgress::Asking { .. } | LeaderProgress::Running(_))).await
     }
 
-    async fn wait_for(&mut self, is_it: impl FnMut(&Progress) -> bool) -> Option<Progress> {
+    async fn wait_for(&mut self, is_it: impl FnMut(&LeaderProgress) -> bool) -> Option<LeaderProgress> {
         self.0.wait_for(is_it).await.ok()
     }
 }
@@ -338,7 +340,7 @@ mod tests {
             answer: None,
         };
         lead.found(record.clone(), Timestamp(3));
-        let Some(Progress::Found(found)) = follower.until_store_answered().await else { panic!("nothing found") };
+        let Some(LeaderProgress::Found(found)) = follower.until_store_answered().await else { panic!("nothing found") };
         assert_eq!(*found, (record, Timestamp(3)));
     }
 
@@ -349,11 +351,11 @@ mod tests {
         let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [3; 32] };
         let attempt = AttemptToken([1; 16]);
         first.running(Running::new(attempt, fingerprint.clone(), None, Duration::from_secs(1), Instant::now()));
-        assert!(matches!(follower.until_store_answered().await, Some(Progress::Running(_))));
+        assert!(matches!(follower.until_store_answered().await, Some(LeaderProgress::Running(_))));
         let answer = Err(Problem::new(Code::UpstreamUnreachable, "away"));
         first.released(Released { fingerprint, proof: None, answer });
         let next = lead(&single_flight);
-        let Some(Progress::Released(released)) = follower.ended().await else { panic!("nothing released") };
+        let Some(LeaderProgress::Released(released)) = follower.ended().await else { panic!("nothing released") };
         assert_eq!(released.answer.as_ref().unwrap_err().detail, "away");
         let mut late = follow(&single_flight);
         drop(next);

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::circuit::{Allowance, Trial};
 use super::disposition::{Disposition, Tries};
-use crate::gate::claim::id_rotation::Standing;
+use crate::gate::claim::id_rotation::IdHolder;
 use crate::gate::claim::protected::ProtectedRequest;
 use crate::gate::{Gate, RouteState};
 use crate::idempotency::delivery::{Deliver, Order};
@@ -47,7 +47,7 @@ const GATHER: Duration = Duration::from_millis(10);
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
 
 /// The deliveries of one route at this gate.
-struct Lines {
+struct RouteDeliveries {
     /// How many are under way.
     running: Arc<AtomicU32>,
     /// When the next may begin, where the route has a rate.
@@ -106,7 +106,7 @@ pub async fn deliver_accepted(
 
 /// Delivers what a route accepted, until there is no such route.
 async fn deliver_of(current: impl Fn() -> Arc<Gate>, name: Arc<str>) {
-    let mut lines = Lines { running: Arc::default(), next: Instant::now(), taken: None };
+    let mut deliveries = RouteDeliveries { running: Arc::default(), next: Instant::now(), taken: None };
     loop {
         let gate = current();
         let Some(route) = gate.router.routes().iter().find(|route| route.name == name) else { return };
@@ -114,7 +114,7 @@ async fn deliver_of(current: impl Fn() -> Arc<Gate>, name: Arc<str>) {
             return;
         }
         let state = &gate.states[&name];
-        let pause = lines.deliver(&gate, route, state).await;
+        let pause = deliveries.deliver(&gate, route, state).await;
         if !pause.is_zero() {
             tokio::select! {
                 biased;
@@ -125,7 +125,7 @@ async fn deliver_of(current: impl Fn() -> Arc<Gate>, name: Arc<str>) {
     }
 }
 
-impl Lines {
+impl RouteDeliveries {
     /// Begins what is due and may begin; returns how long to wait, unless something happens.
     async fn deliver(&mut self, gate: &Arc<Gate>, route: &Arc<Route>, state: &Arc<RouteState>) -> Duration {
         let policy = &route.policy.deliver;
@@ -247,7 +247,7 @@ impl Gate {
         let disposition = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
             Ok(request) => match request.comes_before().await {
                 // An attempt in flight may yet be released. The claim finds out.
-                Ok(None | Some(Standing::Record(State::InFlight))) => {
+                Ok(None | Some(IdHolder::Record(State::InFlight))) => {
                     let age = taken.now.since(taken.delivery.queued_at);
                     let trying = self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age });
                     tokio::select! {
@@ -256,8 +256,8 @@ impl Gate {
                         never = self.prolong(held) => match never {},
                     }
                 }
-                Ok(Some(Standing::Record(State::Unknown))) => Ok(Disposition::outcome_unknown()),
-                Ok(Some(Standing::Record(State::Completed) | Standing::Delivery)) => Ok(Disposition::Done),
+                Ok(Some(IdHolder::Record(State::Unknown))) => Ok(Disposition::outcome_unknown()),
+                Ok(Some(IdHolder::Record(State::Completed) | IdHolder::Delivery)) => Ok(Disposition::Done),
                 Err(error) => Err(error),
             },
             Err(pause) => Ok(Disposition::Wait(pause)),
@@ -393,11 +393,11 @@ mod tests {
     async fn a_rate_that_is_raised_does_not_wait_out_the_old_one() {
         let gate = gate_on(Memory::new(), vec![Route::clone(&route_with("1/h"))]);
         let state = &gate.states["orders"];
-        let mut lines =
-            Lines { running: Arc::default(), next: Instant::now() + Duration::from_secs(3600), taken: None };
-        lines.deliver(&gate, &route_with("1/h"), state).await;
-        assert!(lines.next > Instant::now() + Duration::from_secs(3000));
-        lines.deliver(&gate, &route_with("100/s"), state).await;
-        assert!(lines.next <= Instant::now() + Duration::from_millis(10));
+        let mut deliveries =
+            RouteDeliveries { running: Arc::default(), next: Instant::now() + Duration::from_secs(3600), taken: None };
+        deliveries.deliver(&gate, &route_with("1/h"), state).await;
+        assert!(deliveries.next > Instant::now() + Duration::from_secs(3000));
+        deliveries.deliver(&gate, &route_with("100/s"), state).await;
+        assert!(deliveries.next <= Instant::now() + Duration::from_millis(10));
     }
 }

@@ -78,7 +78,7 @@ struct StatusRequest<'a> {
 
 /// Where a request stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum DeliveryProgress {
     Queued,
     InFlight,
     Completed,
@@ -86,7 +86,7 @@ enum Progress {
     Dead,
 }
 
-impl Progress {
+impl DeliveryProgress {
     fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -204,16 +204,16 @@ impl Gate {
         if let Some(delivery) = &found.delivery {
             document["accepted_at"] = rfc3339(delivery.accepted_at).into();
             // The record of an unknown outcome is there before the delivery is given up.
-            let is_to_be_given_up = progress == Progress::Unknown && !delivery.is_dead();
+            let is_to_be_given_up = progress == DeliveryProgress::Unknown && !delivery.is_dead();
             document["attempts"] = (ended_attempts(delivery) + u32::from(is_to_be_given_up)).into();
-            if let (Progress::Queued, DeliveryState::Queued { due }) = (progress, delivery.state) {
+            if let (DeliveryProgress::Queued, DeliveryState::Queued { due }) = (progress, delivery.state) {
                 document["next_attempt_at"] = rfc3339(due).into();
             }
-            if let (Progress::Dead, Some(note)) = (progress, &delivery.note) {
+            if let (DeliveryProgress::Dead, Some(note)) = (progress, &delivery.note) {
                 document["reason"] = String::from_utf8_lossy(note).into_owned().into();
             }
         }
-        if let Some((record, _)) = found.record.as_ref().filter(|_| progress == Progress::Completed) {
+        if let Some((record, _)) = found.record.as_ref().filter(|_| progress == DeliveryProgress::Completed) {
             let answer = record.answer.as_ref().and_then(|answer| Answer::decode(answer).ok()).ok_or_else(away)?;
             // Who may have a recorded answer is asked about a retry.
             if wants_answer(head, &answer) && route.policy.reauthorize.is_none() {
@@ -225,12 +225,12 @@ impl Gate {
         Ok(Reply::new(Outcome::Accepted, self.document(route, progress, &document)))
     }
 
-    fn document(&self, route: &Route, progress: Progress, document: &Value) -> Response<Body> {
+    fn document(&self, route: &Route, progress: DeliveryProgress, document: &Value) -> Response<Body> {
         let mut response = Response::new(Body::full(document.to_string().into()));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(VARY, HeaderValue::from_name(ACCEPT));
-        if matches!(progress, Progress::Queued | Progress::InFlight) {
+        if matches!(progress, DeliveryProgress::Queued | DeliveryProgress::InFlight) {
             let wait = self.states[&route.name].estimator.remaining(Duration::ZERO, route.policy.deliver.timeout);
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait.max(SOON))));
         }
@@ -258,18 +258,18 @@ impl Gate {
     }
 }
 
-fn progress(route: &Route, found: &Found) -> Option<Progress> {
+fn progress(route: &Route, found: &Found) -> Option<DeliveryProgress> {
     let is_dead = found.delivery.as_ref().map(Delivery::is_dead);
     // An unknown outcome that is found out by another attempt, or by a question.
     let goes_on = is_dead == Some(false) && matches!(route.policy.recovery, Recovery::Retry | Recovery::Probe(_));
     match &found.record {
         Some((record, now)) => Some(match record.state {
-            State::Completed => Progress::Completed,
-            State::InFlight if record.until > *now => Progress::InFlight,
-            State::InFlight | State::Unknown if goes_on => Progress::Queued,
-            State::InFlight | State::Unknown => Progress::Unknown,
+            State::Completed => DeliveryProgress::Completed,
+            State::InFlight if record.until > *now => DeliveryProgress::InFlight,
+            State::InFlight | State::Unknown if goes_on => DeliveryProgress::Queued,
+            State::InFlight | State::Unknown => DeliveryProgress::Unknown,
         }),
-        None => is_dead.map(|is_dead| if is_dead { Progress::Dead } else { Progress::Queued }),
+        None => is_dead.map(|is_dead| if is_dead { DeliveryProgress::Dead } else { DeliveryProgress::Queued }),
     }
 }
 

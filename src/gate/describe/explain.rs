@@ -280,13 +280,13 @@ impl Inquiry<'_> {
             ScopePart::Host => caller.authority.map_or(Value::Unknown, |host| Value::Shown(host.to_owned())),
             ScopePart::ClientIp => caller.client_ip.map_or(Value::Unknown, |ip| Value::Shown(ip.to_string())),
             ScopePart::ClientCert(_) if caller.certificate.is_none() => Value::Unknown,
-            ScopePart::Claim(_) if matches!(self.token, Examined::Unknown) => Value::Unknown,
+            ScopePart::JwtClaim(_) if matches!(self.token, Examined::Unknown) => Value::Unknown,
             ScopePart::Const(text) => Value::Shown(text.clone()),
             ScopePart::Header(_)
             | ScopePart::Cookie(_)
             | ScopePart::BasicUser
             | ScopePart::ClientCert(_)
-            | ScopePart::Claim(_) => match part.count(caller) {
+            | ScopePart::JwtClaim(_) => match part.count(caller) {
                 0 => Value::Absent,
                 count => {
                     let mut encoded = Vec::new();

@@ -113,7 +113,7 @@ fn can_answer(policy: &Policy, code: Code) -> bool {
                 | ScopePart::Cookie(_)
                 | ScopePart::BasicUser
                 | ScopePart::ClientCert(_)
-                | ScopePart::Claim(_) => true,
+                | ScopePart::JwtClaim(_) => true,
                 ScopePart::Credential | ScopePart::Host | ScopePart::ClientIp | ScopePart::Const(_) => false,
             };
             !is_optional && is_sent(part)

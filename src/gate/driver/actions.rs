@@ -14,7 +14,7 @@ use crate::gate::claim::attempt::Attempted;
 use crate::gate::claim::protected::ProtectedRequest;
 use crate::gate::claim::quota::QuotaPermit;
 use crate::gate::claim::second_look::SecondLook;
-use crate::gate::claim::single_flight::{Follower, Leader, Progress, Released, Role, Running};
+use crate::gate::claim::single_flight::{Follower, Leader, LeaderProgress, Released, Role, Running};
 use crate::gate::inquiry::probe::{ProbeLock, Probed};
 use crate::gate::shared::{RulesDigest, Shared};
 use crate::http::problem::Problem;
@@ -30,9 +30,9 @@ mod records;
 mod replies;
 
 /// The result of an operation.
-enum Done {
-    Followed(Follower, Option<Progress>),
-    FollowedToEnd(Option<Progress>),
+enum Finished {
+    Followed(Follower, Option<LeaderProgress>),
+    FollowedToEnd(Option<LeaderProgress>),
     Permitted(ConfigGuard),
     Counted(Result<QuotaPermit, Duration>, ConfigGuard),
     Claimed(Result<Claim, Error>),
@@ -64,7 +64,7 @@ pub(super) struct ActionExecutor {
     request: Option<Arc<ProtectedRequest>>,
     client: Option<Client>,
     /// The operation under way. Its end is an event.
-    operation: Pin<Box<dyn Future<Output = Done> + Send>>,
+    operation: Pin<Box<dyn Future<Output = Finished> + Send>>,
     leader: Option<Leader>,
     follower: Option<Follower>,
     permission: Option<ConfigGuard>,
@@ -142,14 +142,14 @@ impl ActionExecutor {
             }
             Action::Follow => {
                 let mut follower = needed(self.follower.take(), FOLLOWER)?;
-                self.operate(async move {
+                self.begin_operation(async move {
                     let progress = follower.until_store_answered().await;
-                    Done::Followed(follower, progress)
+                    Finished::Followed(follower, progress)
                 });
             }
             Action::FollowToEnd => {
                 let mut follower = needed(self.follower.take(), FOLLOWER)?;
-                self.operate(async move { Done::FollowedToEnd(follower.ended().await) });
+                self.begin_operation(async move { Finished::FollowedToEnd(follower.ended().await) });
             }
             Action::Permit => return self.permit(),
             Action::Claim => {
@@ -158,8 +158,8 @@ impl ActionExecutor {
                 let second_look = self.second_look();
                 self.ask_store(async move {
                     match store.claim(id, fresh).await {
-                        Ok(Claim::Inserted(at)) if second_look.forbids_claim(&*store, at).await => Done::OtherId,
-                        claimed => Done::Claimed(claimed),
+                        Ok(Claim::Inserted(at)) if second_look.forbids_claim(&*store, at).await => Finished::OtherId,
+                        claimed => Finished::Claimed(claimed),
                     }
                 });
             }
@@ -169,14 +169,14 @@ impl ActionExecutor {
                 let second_look = self.second_look();
                 self.ask_store(async move {
                     match store.supersede(id, seen, fresh).await {
-                        Ok(true) if second_look.forbids_supersede(&*store).await => Done::OtherId,
-                        superseded => Done::Superseded(superseded),
+                        Ok(true) if second_look.forbids_supersede(&*store).await => Finished::OtherId,
+                        superseded => Finished::Superseded(superseded),
                     }
                 });
             }
             Action::Look => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
-                self.ask_store(async move { Done::Looked(store.get(id).await) });
+                self.ask_store(async move { Finished::Looked(store.get(id).await) });
             }
             Action::Run => {
                 let (request, attempt) = (Arc::clone(needed(self.request.as_ref(), REQUEST)?), self.attempt()?);
@@ -186,8 +186,8 @@ impl ActionExecutor {
                     self.client.take().or_else(|| self.attempted.take().and_then(|before| before.into_client()));
                 let client = needed(waits, CLIENT)?;
                 self.quota_permit.take().into_iter().for_each(QuotaPermit::spend);
-                self.operate(async move {
-                    Done::Attempted(Box::new(attempt::run(request, attempt, client, is_again).await))
+                self.begin_operation(async move {
+                    Finished::Attempted(Box::new(attempt::run(request, attempt, client, is_again).await))
                 });
             }
             Action::Settle => {
@@ -197,11 +197,11 @@ impl ActionExecutor {
             }
             Action::Pause(pause) => {
                 let mut abandon = shared.drain.abandon.subscribe();
-                self.operate(async move {
+                self.begin_operation(async move {
                     tokio::select! {
                         biased;
-                        _ = abandon.wait_for(|abandon| *abandon) => Done::Paused(Event::ShuttingDown),
-                        () = sleep(pause) => Done::Paused(Event::Resumed),
+                        _ = abandon.wait_for(|abandon| *abandon) => Finished::Paused(Event::ShuttingDown),
+                        () = sleep(pause) => Finished::Paused(Event::Resumed),
                     }
                 });
             }
@@ -216,7 +216,7 @@ impl ActionExecutor {
                 self.fresh = Some(fresh.clone());
                 let (store, id) = (Arc::clone(&shared.store), self.id);
                 // The record that it replaces has stood since this request claimed: none stands elsewhere.
-                self.ask_store(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
+                self.ask_store(async move { Finished::Superseded(store.supersede(id, seen, fresh).await) });
             }
             Action::Withdraw => {
                 self.permission = None;
@@ -228,7 +228,7 @@ impl ActionExecutor {
                     Err(problem) => return Ok(Some(self.failed(problem))),
                 };
                 let store = Arc::clone(&shared.store);
-                self.operate(async move { Done::Locked(ProbeLock::take(store, id, fresh).await) });
+                self.begin_operation(async move { Finished::Locked(ProbeLock::take(store, id, fresh).await) });
             }
             Action::ShareProbing => {
                 let request = needed(self.request.as_ref(), REQUEST)?;
@@ -237,14 +237,14 @@ impl ActionExecutor {
             }
             Action::Probe => {
                 let request = Arc::clone(needed(self.request.as_ref(), REQUEST)?);
-                self.operate(async move { Done::Probed(Box::new(request.probe().await)) });
+                self.begin_operation(async move { Finished::Probed(Box::new(request.probe().await)) });
             }
             Action::Recover => {
                 let policy = needed(self.request.as_ref(), REQUEST)?.policy();
                 let end = needed(self.probed.as_ref(), PROBED)?.end(policy);
                 let (store, id, attempt) = (Arc::clone(&shared.store), self.id, self.unknown()?);
                 let end = needed(end, PROBED)?;
-                self.ask_store(async move { Done::Settled(store.settle(id, attempt, end).await) });
+                self.ask_store(async move { Finished::Settled(store.settle(id, attempt, end).await) });
             }
             Action::AcquireWaitSlot => {
                 let request = needed(self.request.as_ref(), REQUEST)?;
@@ -253,9 +253,9 @@ impl ActionExecutor {
             }
             Action::Watch => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
-                self.operate(async move {
+                self.begin_operation(async move {
                     store.changed(id).await;
-                    Done::Changed
+                    Finished::Changed
                 });
             }
             Action::ShareRunning { since } => self.share_running(since)?,
@@ -300,7 +300,7 @@ impl ActionExecutor {
     pub(super) async fn next(&mut self, protocol: &Protocol) -> Event {
         let deadline = protocol.timeout().and_then(|age| self.began.checked_add(age));
         let waits = protocol.is_waiting();
-        let done = {
+        let finished = {
             let client = self.client.as_mut().filter(|_| waits);
             let left = async { if let Some(client) = client { client.gone().await } else { pending().await } };
             let due = async { if let Some(at) = deadline { sleep_until(at).await } else { pending().await } };
@@ -315,7 +315,7 @@ impl ActionExecutor {
             tokio::select! {
                 biased;
                 () = left => return Event::ClientLeft,
-                done = self.operation.as_mut() => done,
+                finished = self.operation.as_mut() => finished,
                 () = shutdown => {
                     self.is_told_of_shutdown = true;
                     return Event::ShuttingDown;
@@ -324,31 +324,31 @@ impl ActionExecutor {
             }
         };
         self.operation = Box::pin(pending());
-        self.observe(done, protocol.failures()).await
+        self.observe(finished, protocol.failures()).await
     }
 
     /// What the end of an operation means. Store calls have failed so many times before.
-    async fn observe(&mut self, done: Done, failures: u32) -> Event {
-        match done {
-            Done::Permitted(permission) => self.permitted(permission),
-            Done::Counted(Ok(permit), permission) => {
+    async fn observe(&mut self, finished: Finished, failures: u32) -> Event {
+        match finished {
+            Finished::Permitted(permission) => self.permitted(permission),
+            Finished::Counted(Ok(permit), permission) => {
                 self.quota_permit = Some(permit);
                 self.permitted(permission)
             }
-            Done::Counted(Err(wait), _) => self.quota_exceeded(wait),
-            Done::Changed => Event::Changed,
-            Done::Paused(event) => event,
-            Done::Followed(follower, progress) => match self.met(follower, progress).await {
+            Finished::Counted(Err(wait), _) => self.quota_exceeded(wait),
+            Finished::Changed => Event::Changed,
+            Finished::Paused(event) => event,
+            Finished::Followed(follower, progress) => match self.met(follower, progress).await {
                 Ok(followed) => Event::Followed(followed),
                 Err(problem) => self.failed(problem),
             },
-            Done::FollowedToEnd(Some(Progress::Released(released))) => {
+            Finished::FollowedToEnd(Some(LeaderProgress::Released(released))) => {
                 self.released = Some(released);
                 Event::Followed(Followed::Released { is_same: true })
             }
-            Done::FollowedToEnd(_) => Event::Followed(Followed::AskStore),
-            Done::OtherId => Event::OtherId,
-            Done::Claimed(Ok(claim)) => {
+            Finished::FollowedToEnd(_) => Event::Followed(Followed::AskStore),
+            Finished::OtherId => Event::OtherId,
+            Finished::Claimed(Ok(claim)) => {
                 self.answered("claim", failures);
                 match claim {
                     Claim::Inserted(_) => self.unless_barred(Event::Claimed),
@@ -359,7 +359,7 @@ impl ActionExecutor {
                     }
                 }
             }
-            Done::Superseded(Ok(is_superseded)) => {
+            Finished::Superseded(Ok(is_superseded)) => {
                 self.answered("supersede", failures);
                 // No reaper sees the lease of an attempt that another takes the place of.
                 let was_in_flight = |(record, _): &(Record, Timestamp)| record.state == State::InFlight;
@@ -368,40 +368,40 @@ impl ActionExecutor {
                 }
                 if is_superseded { self.unless_barred(Event::Claimed) } else { Event::NotSuperseded }
             }
-            Done::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),
-            Done::Superseded(Err(error)) => self.claim_failed(error, "supersede", failures),
-            Done::Looked(Ok(None)) => {
+            Finished::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),
+            Finished::Superseded(Err(error)) => self.claim_failed(error, "supersede", failures),
+            Finished::Looked(Ok(None)) => {
                 self.found = None;
                 Event::Looked(None)
             }
-            Done::Looked(Ok(Some(RecordEntry { record, now, .. }))) => match self.view(record, now).await {
+            Finished::Looked(Ok(Some(RecordEntry { record, now, .. }))) => match self.view(record, now).await {
                 Ok(view) => Event::Looked(Some(view)),
                 Err(problem) => self.failed(problem),
             },
-            Done::Looked(Err(error)) => {
+            Finished::Looked(Err(error)) => {
                 tracing::debug!(%error, record = %self.id, "the store failed a request that waits");
                 Event::StoreFailed { in_doubt: false }
             }
-            Done::Locked(Ok(Some(lock))) => {
+            Finished::Locked(Ok(Some(lock))) => {
                 self.lock = Some(lock);
                 Event::ProbeLocked
             }
-            Done::Locked(Ok(None)) => Event::ProbeTaken,
-            Done::Locked(Err(error)) => {
+            Finished::Locked(Ok(None)) => Event::ProbeTaken,
+            Finished::Locked(Err(error)) => {
                 tracing::debug!(%error, record = %self.id, "the right to ask the upstream could not be taken");
                 Event::StoreFailed { in_doubt: false }
             }
-            Done::Probed(probed) => {
+            Finished::Probed(probed) => {
                 let finding = probed.finding;
                 self.probed = Some(probed);
                 Event::Probed(finding)
             }
-            Done::Attempted(attempted) => {
+            Finished::Attempted(attempted) => {
                 let is_lost = attempted.may_be_sent_again();
                 self.attempted = Some(attempted);
                 if is_lost { Event::AttemptLost } else { Event::AttemptEnded }
             }
-            Done::Settled(Ok(settled)) => {
+            Finished::Settled(Ok(settled)) => {
                 self.answered("settle", failures);
                 if let Some(attempted) = &mut self.attempted {
                     attempted.record = None;
@@ -414,7 +414,7 @@ impl ActionExecutor {
                 self.settled = Some(settled);
                 Event::Settled(settlement)
             }
-            Done::Settled(Err(error)) => {
+            Finished::Settled(Err(error)) => {
                 self.failed_again(&error, "settle", failures);
                 Event::StoreFailed { in_doubt: true }
             }
@@ -427,19 +427,19 @@ impl ActionExecutor {
     }
 
     /// The same of what is asked of the store.
-    fn ask_store(&mut self, operation: impl Future<Output = Done> + Send + 'static) {
+    fn ask_store(&mut self, operation: impl Future<Output = Finished> + Send + 'static) {
         let notes = self.request.as_ref().and_then(|request| request.head.notes.as_ref());
         match notes.map(Notes::asks_store) {
-            Some(timing) => self.operate(async move {
-                let done = operation.await;
+            Some(timing) => self.begin_operation(async move {
+                let finished = operation.await;
                 drop(timing);
-                done
+                finished
             }),
-            None => self.operate(operation),
+            None => self.begin_operation(operation),
         }
     }
 
-    fn operate(&mut self, operation: impl Future<Output = Done> + Send + 'static) {
+    fn begin_operation(&mut self, operation: impl Future<Output = Finished> + Send + 'static) {
         self.operation = Box::pin(operation);
     }
 
@@ -456,7 +456,7 @@ impl ActionExecutor {
 
     fn settle(&mut self, end: End) -> Result<(), Missing> {
         let (store, id, attempt) = (Arc::clone(&self.shared.store), self.id, self.attempt()?);
-        self.ask_store(async move { Done::Settled(store.settle(id, attempt, end).await) });
+        self.ask_store(async move { Finished::Settled(store.settle(id, attempt, end).await) });
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use super::collector::{Collected, lock};
-use super::{End, Notes, ObservedAnswer, Progress};
+use super::{AnswerProgress, End, Notes, ObservedAnswer};
 use crate::gate::admission::admit::{Candidate, Step};
 use crate::gate::request::Head;
 use crate::idempotency::codec;
@@ -146,11 +146,11 @@ impl Notes {
             End::Problem(code @ Code::UpstreamTimeout) => without_answer(Ending::Timeout, *code),
             End::Problem(code @ Code::UpstreamBroken) => without_answer(Ending::Broken, *code),
             End::Problem(code) => return Err(Outcome::Problem(*code)),
-            End::Answer(answer) if answer.progress == Progress::Broken => {
+            End::Answer(answer) if answer.progress == AnswerProgress::Broken => {
                 without_answer(Ending::Broken, Code::UpstreamBroken)
             }
             // A call says how it ended in its trailers.
-            End::Answer(answer) if is_call && answer.progress == Progress::Under => goes_on(),
+            End::Answer(answer) if is_call && answer.progress == AnswerProgress::Streaming => goes_on(),
             End::Answer(answer) => {
                 let ending = answer.ending(is_call);
                 let (verdict, outcome) = answer.verdict(policy, ending);
@@ -335,7 +335,7 @@ impl ObservedAnswer {
     }
 
     fn verdict(&self, policy: &Policy, ending: Ending) -> (Verdict, Outcome) {
-        let judged = self.judged.as_ref().filter(|_| self.progress == Progress::Whole);
+        let judged = self.judged.as_ref().filter(|_| self.progress == AnswerProgress::Whole);
         let by_body = judged.and_then(|(body, _)| policy.outcomes_body.judge(&self.headers, body));
         match settle(policy, ending, &self.control, by_body) {
             Verdict::Complete { ttl, keep_body } => {

@@ -35,7 +35,7 @@ use self::invalidation::InvalidationListener;
 use self::local_tier::{CacheEntry, LocalTier};
 pub use self::remote::{CacheOperation, RemoteCache, RemoteError};
 use self::remote::{Lookup, RemoteClient};
-use self::shared_tier::{RunningAttempt, SharedTier};
+use self::shared_tier::{OwnAttempt, SharedTier};
 use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
     NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
@@ -251,7 +251,7 @@ impl Cached {
             }
         }
         let is_put = match (end, claimed) {
-            (End::Complete { answer, .. }, Some(RunningAttempt { at, asked, head, .. })) => {
+            (End::Complete { answer, .. }, Some(OwnAttempt { at, asked, head, .. })) => {
                 let answer = Some(answer.clone());
                 let record = Record { attempt, state: State::Completed, claimed_at: at, until, head, answer };
                 // The store did not tell its time: it was as late as the claim at least.

@@ -26,7 +26,7 @@ pub(super) struct SharedTier {
     /// The store's time from its latest reply, and when that request was sent.
     pub(super) time: Mutex<(Timestamp, Instant)>,
     /// The running attempts of this process.
-    pub(super) running: Mutex<HashMap<RecordId, RunningAttempt>>,
+    pub(super) running: Mutex<HashMap<RecordId, OwnAttempt>>,
     /// Attempts that may have claimed: the store was asked, and its answer is not known. The caller retries until it
     /// is, and only the store knows; so there are at most as many of these as claims in flight.
     pub(super) uncertain: Mutex<HashSet<AttemptToken>>,
@@ -34,7 +34,7 @@ pub(super) struct SharedTier {
     pub(super) floors: Mutex<Floors>,
 }
 
-pub(super) struct RunningAttempt {
+pub(super) struct OwnAttempt {
     pub(super) attempt: AttemptToken,
     pub(super) at: Timestamp,
     pub(super) asked: Instant,
@@ -128,11 +128,11 @@ impl SharedTier {
     pub(super) fn claimed(&self, id: RecordId, fresh: NewRecord, at: Timestamp, asked: Instant) {
         let mut running = self.running();
         if running.len() < MAX_RUNNING {
-            running.insert(id, RunningAttempt { attempt: fresh.attempt, at, asked, head: fresh.head });
+            running.insert(id, OwnAttempt { attempt: fresh.attempt, at, asked, head: fresh.head });
         }
     }
 
-    pub(super) fn take(&self, id: RecordId, attempt: AttemptToken) -> Option<RunningAttempt> {
+    pub(super) fn take(&self, id: RecordId, attempt: AttemptToken) -> Option<OwnAttempt> {
         let mut running = self.running();
         let is_its = running.get(&id).is_some_and(|claimed| claimed.attempt == attempt);
         if is_its { running.remove(&id) } else { None }
@@ -153,7 +153,7 @@ impl SharedTier {
         self.uncertain.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn running(&self) -> MutexGuard<'_, HashMap<RecordId, RunningAttempt>> {
+    pub(super) fn running(&self) -> MutexGuard<'_, HashMap<RecordId, OwnAttempt>> {
         // No operation under the lock can leave the map half changed.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }

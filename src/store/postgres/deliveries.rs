@@ -120,12 +120,12 @@ impl Deliveries for Postgres {
                     self.kept.insert(new.token, ());
                     return Ok(Acceptance::Accepted);
                 }
-                Some(Standing::Delivery) => {
+                Some(IdHolder::Delivery) => {
                     if let Some(delivery) = self.delivery(id).await? {
                         return Ok(Acceptance::Queued(delivery));
                     }
                 }
-                Some(Standing::Record) => {
+                Some(IdHolder::Record) => {
                     if let Some(RecordEntry { record, now, .. }) = self.get(id).await?.filter(RecordEntry::is_live) {
                         return Ok(Acceptance::Recorded { record, now });
                     }
@@ -277,7 +277,7 @@ impl Postgres {
 
 /// What keeps a request from being accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum IdHolder {
     /// Another delivery of its id.
     Delivery,
     /// A record of its id.
@@ -288,7 +288,7 @@ pub(super) enum Standing {
 pub(super) async fn accept(
     session: &Session,
     new: &[(RecordId, &NewDelivery)],
-) -> Result<Vec<Option<Option<Standing>>>, CallError> {
+) -> Result<Vec<Option<Option<IdHolder>>>, CallError> {
     let ids: Vec<&[u8]> = new.iter().map(|(id, _)| &id.0[..]).collect();
     let tokens: Vec<&[u8]> = new.iter().map(|(_, new)| &new.token.0[..]).collect();
     let origins: Vec<i64> = new.iter().map(|(_, new)| new.origin.0).collect();
@@ -304,8 +304,8 @@ pub(super) async fn accept(
         let id = row::id(found, 0).map_err(CallError::Unreadable)?;
         let standing = match row::get::<i16>(found, 1).map_err(CallError::Unreadable)? {
             0 => None,
-            1 => Some(Standing::Delivery),
-            _ => Some(Standing::Record),
+            1 => Some(IdHolder::Delivery),
+            _ => Some(IdHolder::Record),
         };
         if let Ok(place) = new.binary_search_by(|(known, _)| known.cmp(&id)) {
             replies[place] = Some(standing);

@@ -60,7 +60,7 @@ pub use self::description::{Description, Standby};
 pub use self::error::OpenError;
 use self::host_selection::Hosts;
 pub use self::layout::Opened;
-use self::operation::{ClaimOperation, ClaimReply, Claims, SettleOperation, SettleReply, Settlement, Settlements};
+use self::operation::{ClaimOperation, ClaimReply, Claims, SettleOperation, SettleReply, SettleRequest, Settlements};
 use self::pool::Pool;
 pub use self::schema::{Migration, migrate, pending};
 use self::session::CallError;
@@ -284,7 +284,7 @@ impl Store for Postgres {
         loop {
             let ended = self
                 .settlements
-                .submit(SettleOperation::Settle(Settlement { id, attempt, end: end.clone(), skips_locked }))
+                .submit(SettleOperation::Settle(SettleRequest { id, attempt, end: end.clone(), skips_locked }))
                 .await;
             match ended.inspect_err(|_| self.write_health.suspect())? {
                 SettleReply::Settled(settled) => {

@@ -9,14 +9,14 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::Connector;
-use super::deliveries::{self, Standing};
+use super::deliveries::{self, IdHolder};
 use super::error::{self, OpenError};
 use super::session::{CallError, Query, Session};
 use super::{row, write_check};
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 use crate::store::batcher::{Backend, Failure, Operation, Replies};
 use crate::store::deliveries::NewDelivery;
-use crate::store::lifecycle::{self, RecordView, Transition};
+use crate::store::lifecycle::{self, CurrentRecord, Transition};
 use crate::store::{Claim, End, Error, ErrorKind, Expiry, LeaseRenewal, NewRecord, Settled};
 
 /// How many bytes one statement carries, give or take one operation.
@@ -269,7 +269,7 @@ async fn supersede(session: &Session, id: RecordId, seen: Version, fresh: &NewRe
 }
 
 /// The end of an attempt.
-pub(super) struct Settlement {
+pub(super) struct SettleRequest {
     pub(super) id: RecordId,
     pub(super) attempt: AttemptToken,
     pub(super) end: End,
@@ -285,7 +285,7 @@ pub(super) enum SettleReply {
     /// The leases of these were extended.
     Renewed(Vec<RecordId>),
     /// What stands instead of a request that was to be kept, if anything does.
-    Accepted(Option<Standing>),
+    Accepted(Option<IdHolder>),
     /// Whether there was a delivery to remove.
     Finished(bool),
 }
@@ -303,7 +303,7 @@ const RENEW: Query = Query {
 
 /// An operation of the settlements batcher: running attempts depend on these.
 pub(super) enum SettleOperation {
-    Settle(Settlement),
+    Settle(SettleRequest),
     /// All that is due of this process, in one statement.
     Renew(Vec<LeaseRenewal>),
     /// See [`crate::store::deliveries::Deliveries::accept`].
@@ -323,7 +323,7 @@ impl Operation for SettleOperation {
 
     fn id(&self) -> Option<RecordId> {
         match self {
-            Self::Settle(Settlement { id, .. }) | Self::Accept { id, .. } | Self::Finish { id, .. } => Some(*id),
+            Self::Settle(SettleRequest { id, .. }) | Self::Accept { id, .. } | Self::Finish { id, .. } => Some(*id),
             Self::Renew(_) => None,
         }
     }
@@ -399,7 +399,7 @@ async fn renew(session: &Session, held: &[LeaseRenewal]) -> Result<Vec<RecordId>
     rows.iter().map(|found| row::id(found, 0).map_err(CallError::Unreadable)).collect()
 }
 
-impl Settlement {
+impl SettleRequest {
     /// What the record keeps: the answer, or why there is none.
     fn answer(&self) -> Option<&Bytes> {
         match &self.end {
@@ -419,7 +419,7 @@ impl Settlement {
     }
 
     /// The outcome if the statement did not apply it; `None` if the record has changed meanwhile.
-    fn outcome(&self, current: Option<(Record, RecordView)>, now: Timestamp) -> Option<Settled> {
+    fn outcome(&self, current: Option<(Record, CurrentRecord)>, now: Timestamp) -> Option<Settled> {
         let transition = lifecycle::settle(current.as_ref().map(|(_, current)| *current), self.attempt, &self.end, now);
         let record = current.map(|(record, _)| record);
         match transition {
@@ -436,7 +436,7 @@ impl Settlement {
 
 async fn settle(
     session: &Session,
-    batch: &[&Settlement],
+    batch: &[&SettleRequest],
     skips_locked: bool,
 ) -> Result<Replies<SettleOperation>, CallError> {
     let ids: Vec<&[u8]> = batch.iter().map(|settlement| &settlement.id.0[..]).collect();
@@ -459,7 +459,7 @@ async fn settle(
     Ok(replies)
 }
 
-fn settled(settlement: &Settlement, found: &Row) -> Result<Option<SettleReply>, row::Unreadable> {
+fn settled(settlement: &SettleRequest, found: &Row) -> Result<Option<SettleReply>, row::Unreadable> {
     let now = row::time(found, 1)?;
     if let Some(until) = row::get::<Option<i64>>(found, 2)? {
         let until = Timestamp(u64::try_from(until).unwrap_or_default());
@@ -474,7 +474,7 @@ fn settled(settlement: &Settlement, found: &Row) -> Result<Option<SettleReply>, 
         let record = row::record(found, 4)?;
         let unknown_ttl = Duration::from_millis(row::number(found, 10)?);
         let Record { attempt, state, claimed_at, until, .. } = record;
-        Some((record, RecordView { attempt, state, claimed_at, until, unknown_ttl }))
+        Some((record, CurrentRecord { attempt, state, claimed_at, until, unknown_ttl }))
     };
     Ok(settlement.outcome(current, now).map(SettleReply::Settled))
 }

@@ -12,7 +12,7 @@ use super::scripts::Scripts;
 use super::{error, unexpected_reply};
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp, Version};
 use crate::store::batcher::{self, Backend, Failure, Replies};
-use crate::store::lifecycle::{self, RecordView, Transition};
+use crate::store::lifecycle::{self, CurrentRecord, Transition};
 use crate::store::{Claim, End, Error, Expiry, LeaseRenewal, NewRecord, Settled};
 
 /// An operation of the batcher.
@@ -289,7 +289,7 @@ fn outcome(
     end: &End,
     now: Timestamp,
 ) -> Result<Settled, Error> {
-    let seen = current.as_ref().map(|stored| RecordView {
+    let seen = current.as_ref().map(|stored| CurrentRecord {
         attempt: stored.record.attempt,
         state: stored.record.state,
         claimed_at: stored.record.claimed_at,

@@ -11,7 +11,7 @@ use super::session::Session;
 use super::writer::Request;
 use super::{row, schema};
 use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
-use crate::store::lifecycle::{self, RecordView, Transition};
+use crate::store::lifecycle::{self, CurrentRecord, Transition};
 use crate::store::resealing::Values;
 use crate::store::{Claim, End, Error, ErrorKind, LeaseRenewal, NewRecord, Settled};
 
@@ -105,7 +105,7 @@ impl Request for ClaimRequest {
         ])?;
         if inserted == 1 {
             session.claimed(None);
-            let current = RecordView {
+            let current = CurrentRecord {
                 attempt: fresh.attempt,
                 state: State::InFlight,
                 claimed_at: now,
@@ -324,10 +324,10 @@ impl Session {
     }
 
     /// The row id and the view of the current record, without its bytes.
-    fn current(&self, id: RecordId) -> Result<Option<(i64, RecordView)>, Failure> {
+    fn current(&self, id: RecordId) -> Result<Option<(i64, CurrentRecord)>, Failure> {
         let mut get = self.conn.prepare_cached(sql::CURRENT)?;
         let found = get.query_row([id.0], |found| {
-            let current = RecordView {
+            let current = CurrentRecord {
                 attempt: row::read_attempt(found, 1)?,
                 state: row::read_state(found, 2)?,
                 claimed_at: row::read_time(found, 3)?,

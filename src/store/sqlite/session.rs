@@ -17,7 +17,7 @@ use super::{row, schema};
 use crate::idempotency::record::{RecordId, State, Timestamp};
 use crate::store::clock::Clock;
 use crate::store::deliveries::Turn;
-use crate::store::lifecycle::{self, RecordView};
+use crate::store::lifecycle::{self, CurrentRecord};
 use crate::store::{ErrorKind, OriginId};
 
 /// The log is copied into the database when it has so many pages, from 2 to 16 MiB: see [`Pace`].
@@ -38,7 +38,7 @@ pub(super) struct Session {
     committed: Counts,
     /// The row ids and views of claims of this process that nothing has changed since, so that settling them needs no
     /// lookup.
-    in_flight: HashMap<RecordId, (i64, RecordView)>,
+    in_flight: HashMap<RecordId, (i64, CurrentRecord)>,
     /// How the deliveries of each route go on.
     pub(super) turns: HashMap<OriginId, Turn>,
     changes_before: u64,
@@ -210,12 +210,12 @@ impl Session {
     }
 
     /// Remembers the record that was inserted last.
-    pub(super) fn remember(&mut self, id: RecordId, current: RecordView) {
+    pub(super) fn remember(&mut self, id: RecordId, current: CurrentRecord) {
         self.in_flight.insert(id, (self.conn.last_insert_rowid(), current));
     }
 
     /// Takes the row id and the view of a record that is about to change, if remembered.
-    pub(super) fn take_remembered(&mut self, id: &RecordId) -> Option<(i64, RecordView)> {
+    pub(super) fn take_remembered(&mut self, id: &RecordId) -> Option<(i64, CurrentRecord)> {
         self.in_flight.remove(id)
     }
 

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ActionExecutor, ConfigGuard, Done, Missing, REQUEST, needed};
+use super::{ActionExecutor, ConfigGuard, Finished, Missing, REQUEST, needed};
 use crate::gate::claim::quota::QuotaGrant;
 use crate::idempotency::protocol::Event;
 
@@ -27,7 +27,7 @@ impl ActionExecutor {
         Ok(match Arc::clone(&retired).try_read_owned() {
             Ok(permission) => Some(self.permitted(permission)),
             Err(_) => {
-                self.operate(async move { Done::Permitted(retired.read_owned().await) });
+                self.begin_operation(async move { Finished::Permitted(retired.read_owned().await) });
                 None
             }
         })
@@ -59,7 +59,9 @@ impl ActionExecutor {
             }
             Ok(QuotaGrant::Unconfirmed(permit)) => {
                 let retired = Arc::clone(&self.shared.retired);
-                self.operate(async move { Done::Counted(permit.confirm().await, retired.read_owned().await) });
+                self.begin_operation(
+                    async move { Finished::Counted(permit.confirm().await, retired.read_owned().await) },
+                );
                 Ok(ControlFlow::Break(None))
             }
             Err(wait) => Ok(ControlFlow::Break(Some(self.quota_exceeded(wait)))),
