@@ -34,7 +34,7 @@ export function onRefusal(tell) { refused = tell; }
 
 // match: the `etag` of what is to be changed. Where another stands there by now, the gate does nothing.
 export async function ask(path, { method = "GET", body, match, signal, patience = PATIENCE } = {}) {
-  const headers = { "X-Requested-With": "oncegate-page" };
+  const headers = { "X-Requested-With": "oncegate-page" }, mine = token;
   if (token !== null) headers.Authorization = `Bearer ${token}`;
   if (match !== undefined) headers["If-Match"] = match;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -48,7 +48,8 @@ export async function ask(path, { method = "GET", body, match, signal, patience 
   try { read = text === "" ? {} : JSON.parse(text); } catch { /* Not of the gate: the status says it. */ }
   if (answer.ok) return read;
   const problem = new Problem(answer.status, read);
-  if (answer.status === 401) refused(problem);
+  // Another token may have come since it was asked.
+  if (answer.status === 401 && token === mine) refused(problem);
   throw problem;
 }
 

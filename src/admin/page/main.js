@@ -48,8 +48,9 @@ function place() {
 // No view is made before the gate says which role its user has. A view that comes by itself leaves the focus where it is.
 function show(isAsked = true) {
   const { name, id, parameters } = place();
-  const hadFocus = $("content").contains(document.activeElement);
+  // A dialog of the view closes, and gives the focus back.
   shown?.stop.abort();
+  const hadFocus = $("content").contains(document.activeElement);
   for (const link of document.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === `#/${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -12,6 +12,8 @@ export const kept = new Map();
 export function records({ gate, parameters, signal, announce }) {
   const { isOperator } = gate;
   const former = kept.get(history.state?.search);
+  // After a reload of the tab, and for another token, what is left of such a search is another question.
+  const isCut = history.state?.isNamed && !former;
   const fields = {};
   const field = (name, label, hint, props = {}) => {
     const value = (OPEN.includes(name) ? parameters : former)?.[name] ?? "";
@@ -21,7 +23,8 @@ export function records({ gate, parameters, signal, announce }) {
   fields.state = h("select", { id: "by-state" }, ["", "unknown", "in-flight", "completed"].map(state =>
     h("option", { value: state, selected: (parameters.state ?? "") === state }, state === "" ? "any" : state)));
   const found = table("Records, newest first", [{ name: "Record" }, { name: "state" }, { name: "route" }, { name: "request" }, { name: "key" }, { name: "claimed" }], "No record is found.");
-  const pages = pager({ gate, signal, announce, show, hint: "Search, or press Search for all records, newest first.",
+  const pages = pager({ gate, signal, announce, show,
+    hint: isCut ? "The search was for a key or a scope, which this page does not keep. Enter it again." : "Search, or press Search for all records, newest first.",
     read: cursor => ask(`/api/v1/records${query({ ...filter, limit: LIMIT, cursor })}`, { signal, patience: 60000 }) }, former ? undefined : [null]);
   let filter = null;
 
@@ -32,7 +35,7 @@ export function records({ gate, parameters, signal, announce }) {
     filter = given();
     const number = Date.now(), { key, scope } = filter;
     kept.set(number, { key, scope });
-    return pages.search(`#/records${query(Object.fromEntries(OPEN.map(name => [name, filter[name]])))}`, { search: number });
+    return pages.search(`#/records${query(Object.fromEntries(OPEN.map(name => [name, filter[name]])))}`, { search: number, isNamed: Boolean(key || scope) });
   }
 
   function show({ records, next }, where) {
@@ -66,6 +69,6 @@ export function records({ gate, parameters, signal, announce }) {
   if (former) {
     filter = given();
     pages.load();
-  } else if (OPEN.some(name => parameters[name])) search();
-  return { title: "Records", element, reload: () => filter ? pages.load() : search(), find: () => fields.id.focus() };
+  } else if (!isCut && OPEN.some(name => parameters[name])) search();
+  return { title: "Records", element, reload: () => filter ? pages.load() : isCut ? fields.id.focus() : search(), find: () => fields.id.focus() };
 }
