@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::request::Head;
 use crate::http::body::Body;
 use crate::http::headers::without_names;
-use crate::http::problem::{MEDIA_TYPE, Problem};
+use crate::http::problem::{MEDIA_TYPE, Problem, RATE_LIMIT, RATE_LIMIT_POLICY};
 use crate::idempotency::policy::Cors;
 use crate::idempotency::record::{RequestId, Timestamp};
 use crate::route::{Ambiguous, Route, Router};
@@ -232,9 +232,12 @@ impl CrossOrigin {
             self.allow(headers);
             if self.is_allowed() {
                 headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, exposed.clone());
-                if is_accepted {
-                    // Where its status is.
-                    headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_name(LOCATION));
+                // Where the status of an accepted request is, and how much of a quota is left.
+                let more = [(LOCATION, is_accepted), (RATE_LIMIT, is_problem), (RATE_LIMIT_POLICY, is_problem)];
+                for (name, is_ours) in more {
+                    if is_ours && headers.contains_key(&name) {
+                        headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_name(name));
+                    }
                 }
             }
             return reply;

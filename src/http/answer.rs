@@ -42,8 +42,6 @@ pub enum Captured {
 pub struct PartialBody {
     /// The bytes that were read.
     read: [Bytes; 2],
-    /// There was no memory for it: it is no larger than the limit, as far as it was read.
-    pub lacks_memory: bool,
     incoming: Incoming,
     version: Version,
 }
@@ -61,12 +59,7 @@ pub async fn capture(
     // To HEAD, a length is announced that does not come.
     let announced = if incoming.is_end_stream() { 0 } else { incoming.size_hint().lower() };
     if announced > limit {
-        return Ok(Captured::TooLarge(PartialBody {
-            read: Default::default(),
-            lacks_memory: false,
-            incoming,
-            version,
-        }));
+        return Ok(Captured::TooLarge(PartialBody { read: Default::default(), incoming, version }));
     }
     // One copy goes to the client, one to the record.
     let buffer = CountedBuffer::new(memory).with_copies(2).with_floor(UNCOUNTED_BODY);
@@ -91,12 +84,7 @@ pub async fn capture(
         if let Some(data) = unplaced {
             let buffer = buffer.take().0;
             let sent = tee.map_or(0, |handle| handle.tee.sent);
-            return Ok(Captured::TooLarge(PartialBody {
-                read: [buffer.slice(sent..), data],
-                lacks_memory: !is_larger,
-                incoming,
-                version,
-            }));
+            return Ok(Captured::TooLarge(PartialBody { read: [buffer.slice(sent..), data], incoming, version }));
         }
     }
     if is_truncated(&incoming, version) {

@@ -151,8 +151,9 @@ impl Problem {
 }
 
 /// How much there is to use, and how much of it is left (draft-ietf-httpapi-ratelimit-headers-10, sections 3 and 4).
-const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+pub const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+/// See [`RATE_LIMIT_POLICY`].
+pub const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// The media type of problems (RFC 9457).
 pub const MEDIA_TYPE: &str = "application/problem+json";

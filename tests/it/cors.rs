@@ -242,6 +242,37 @@ fn a_replay_is_shared_with_each_origin_that_is_named() {
     assert_eq!(other.expect(200, "replayed").head.all("access-control-allow-origin"), [SHOP.as_bytes()]);
 }
 
+/// Without it, no browser sends a request that would be accepted, and no script hears what went wrong with another.
+#[test]
+fn an_upstream_that_is_away_does_not_keep_scripts_from_asking() {
+    let away = format!("http://{}", Upstream::free_address());
+    for mode in ["accept", "protect"] {
+        let gate = Gate::before_url(&away).defaults(&format!("{PREFLIGHT}\nmode = \"{mode}\"")).start();
+        let asked = preflight("/orders", SHOP, "POST", "idempotency-key").send(&gate);
+        assert_eq!(asked.status, 204, "{}", asked.show());
+        assert_eq!(asked.head.all("access-control-allow-origin"), [SHOP.as_bytes()]);
+        assert_eq!(asked.head.all("access-control-allow-headers"), [b"idempotency-key"]);
+        assert!(asked.head.all("access-control-max-age").is_empty(), "it is asked again once the upstream is back");
+        let evil = preflight("/orders", "https://evil.example", "POST", "idempotency-key").send(&gate);
+        evil.expect_bare_problem(502, "upstream-unreachable");
+        let (status, word) = if mode == "accept" { (202, "accepted") } else { (502, "upstream-unreachable") };
+        let sent = request("k-1", SHOP).send(&gate);
+        assert_eq!((sent.status, sent.word().as_str()), (status, word));
+        assert_eq!(sent.head.all("access-control-allow-origin"), [SHOP.as_bytes()]);
+    }
+}
+
+#[test]
+fn scripts_read_how_much_of_a_quota_is_left() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let quota = "quota = { new_keys = 1, per = \"1h\" }";
+    let gate = Gate::before(&upstream).defaults(&format!("{PREFLIGHT}\n{quota}")).start();
+    request("k-1", SHOP).send(&gate).expect(200, "executed");
+    let refused = request("k-2", SHOP).send(&gate);
+    let exposed = refused.expect_problem(429, "quota-exceeded").head.all("access-control-expose-headers");
+    assert_eq!(exposed, [EXPOSED.as_bytes(), b"ratelimit", b"ratelimit-policy"]);
+}
+
 #[test]
 fn a_preflight_is_completed_where_a_route_takes_it_too() {
     let upstream = Upstream::start(|_| Reply::status("404 Not Found", "what?"));

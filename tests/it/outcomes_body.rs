@@ -72,6 +72,33 @@ fn what_cannot_be_judged_is_settled_by_its_status() {
     kept(|| Reply::raw("HTTP/1.1 204 None\r\nContent-Type: application/json\r\n\r\n"));
 }
 
+/// It might say that the request took effect.
+#[test]
+fn what_cannot_be_read_frees_no_key() {
+    let held = |reply: fn() -> Reply, defaults: &str| {
+        let words = ("outcome-unknown".to_owned(), "outcome-unknown".to_owned(), 1);
+        assert_eq!(twice(reply, &format!("{RULES}\n{defaults}")), words);
+    };
+    held(|| json("500 No", "Content-Encoding: gzip\r\n", "\x1f"), "");
+    held(|| json("500 No", "", "1".repeat((1 << 20) + 1)), "");
+    held(|| json("500 No", "", "1".repeat(101)), "max_response_body = \"100B\"");
+    expect(|| json("500 No", "", "1".repeat(1 << 20)), "released", "released", 2);
+    expect(|| json("500 No", "", ""), "released", "released", 2);
+}
+
+#[test]
+fn an_answer_that_is_judged_is_asked_for_without_coding() {
+    let upstream = Upstream::start(|_| json("200 OK", "", RETRYABLE));
+    let gate = Gate::before(&upstream).defaults(RULES).start();
+    for coding in [None, Some("gzip, br")] {
+        let request = Request::post("/c").key("k").body("{}");
+        let request = coding.into_iter().fold(request, |request, coding| request.header("Accept-Encoding", coding));
+        request.send(&gate).expect(200, "released");
+        let forwarded = upstream.last().head.get("accept-encoding");
+        assert_eq!(forwarded, coding.map(|_| "identity".to_owned()));
+    }
+}
+
 #[test]
 fn what_the_upstream_says_in_its_head_beats_its_body() {
     let control = |control: &'static str, body: &'static str| {

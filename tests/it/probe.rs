@@ -332,6 +332,27 @@ fn a_retry_waits_for_the_one_that_asks() {
     assert_eq!(count(&upstream, "GET"), 1);
 }
 
+/// What the upstream says tells nothing: it is not worth waiting for longer.
+#[test]
+fn a_retry_waits_no_longer_than_the_one_that_asks() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = forgetful(move |_| Reply::status("500 Internal Server Error", "books are closed").hold_until(&held));
+    let gate = gate_before(&upstream, &format!("{NOW}in_flight = {{ wait = \"60s\" }}\n"));
+    lost(&gate, "k-1");
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
+        eventually("the upstream is asked", || (count(&upstream, "GET") == 1).then_some(()));
+        let others = [(); 2].map(|()| scope.spawn(|| gate.post("/charges", "k-1", "{}")));
+        gate.wait_for_waiting(2);
+        signal.open();
+        for one in [first].into_iter().chain(others) {
+            one.join().expect("an answer").expect_problem(409, "outcome-unknown");
+        }
+    });
+    assert_eq!((count(&upstream, "POST"), count(&upstream, "GET")), (1, 1));
+}
+
 /// The gate is killed while it asks: another asks again, and nothing runs.
 #[test]
 fn a_gate_that_is_killed_while_it_asks_leaves_the_outcome_unknown() {

@@ -17,6 +17,7 @@ use crate::http::body::Body;
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::Mode;
 use crate::route::{Route, Router};
+use crate::telemetry::outcome::{Code, Outcome};
 
 /// How long a browser may keep the gate's own answer, in seconds: two hours, the most that Chromium keeps any.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
@@ -66,7 +67,16 @@ impl Preflight {
     /// The upstream's answer with what it lacks.
     pub(in crate::gate) fn complete(&self, mut reply: Reply) -> Reply {
         if reply.is_problem() {
-            return reply;
+            return match reply.outcome {
+                // Accepting a request needs no upstream, and the script of any other gets a problem that it can read.
+                Outcome::Problem(Code::UpstreamUnreachable | Code::UpstreamTimeout | Code::UpstreamBroken) => {
+                    let mut answer = self.answer();
+                    // The upstream may answer soon.
+                    answer.headers_mut().remove(ACCESS_CONTROL_MAX_AGE);
+                    Reply::new(Outcome::Passed, answer)
+                }
+                _ => reply,
+            };
         }
         let status = reply.response.status();
         let knows_origins = reply.response.headers().contains_key(ACCESS_CONTROL_ALLOW_ORIGIN);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, Entry};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, response};
 use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
@@ -171,14 +172,14 @@ pub(in crate::gate) async fn run(
     let ended = match exchanged {
         Exchanged::Whole(whole) => {
             record = whole.record;
-            answered(request, whole.answer, (&whole.control, false), settle)
+            answered(request, whole.answer, &whole.control, settle)
         }
         Exchanged::Large(large) => {
             let limit = request.timeout();
             let limits = RelayLimits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
             let following =
                 Following { rest: large.rest, limits, connection: large.connection, counted: Arc::clone(&counted) };
-            match answered(request, large.tombstone, (&large.control, following.rest.lacks_memory), settle) {
+            match answered(request, large.tombstone, &large.control, settle) {
                 // The attempt runs until all of the answer is there, and its key is not free before.
                 Ended { end: End::Release, outcome, answer: Ok(answer) } => {
                     match relay_released(request, following, &answer, &mut recipient.client).await {
@@ -326,6 +327,12 @@ async fn send(
 fn forwarded(request: &ProtectedRequest, attempt: AttemptToken) -> Request<Body> {
     let options = request.forward_options();
     let mut forwarded = pass::buffered_request(request.upstream(), &request.head, &request.body, &options);
+    // Rules that read the answer need it as it is (RFC 9110, 12.5.3).
+    if !request.policy().outcomes_body.0.is_empty()
+        && let Entry::Occupied(mut codings) = forwarded.headers_mut().entry(ACCEPT_ENCODING)
+    {
+        codings.insert(HeaderValue::from_static("identity"));
+    }
     if let (Some(name), Ok(mut token)) =
         (&request.gate.settings.own_headers.attempt, HeaderValue::from_str(&attempt.expose()))
     {
@@ -362,20 +369,14 @@ fn ending(request: &ProtectedRequest, answer: &Answer) -> Ending {
     }
 }
 
-/// What a complete answer comes to, or the head of one that is too large, or that the gate `lacks_memory` for.
-fn answered(
-    request: &ProtectedRequest,
-    answer: Answer,
-    (control, lacks_memory): (&Control, bool),
-    settle: Settle,
-) -> Ended {
+/// What a complete answer comes to, or the head of one that is too large, or that there is no memory for.
+fn answered(request: &ProtectedRequest, answer: Answer, control: &Control, settle: Settle) -> Ended {
     let ending = ending(request, &answer);
     let policy = request.policy();
-    let content = answer.content.as_ref().filter(|_| !policy.outcomes_body.0.is_empty() && !request.head.is_call());
-    let by_body = match content {
-        None if lacks_memory => policy.outcomes_body.unread(&answer.headers, policy.outcomes.action(ending)),
-        content => content.and_then(|content| policy.outcomes_body.judge(&answer.headers, &content.body)),
-    };
+    let by_body = Some(&policy.outcomes_body).filter(|_| !request.head.is_call()).and_then(|rules| {
+        let body = answer.content.as_ref().map(|content| &content.body[..]);
+        rules.judge(&answer.headers, body, policy.outcomes.action(ending))
+    });
     let (end, outcome) = match settle(policy, ending, control, by_body) {
         Verdict::Complete { ttl, keep_body } => {
             let kept = match policy.response_headers.exclude.is_empty() {

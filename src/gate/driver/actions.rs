@@ -342,11 +342,7 @@ impl ActionExecutor {
                 Ok(followed) => Event::Followed(followed),
                 Err(problem) => self.failed(problem),
             },
-            Finished::FollowedToEnd(Some(LeaderProgress::Released(released))) => {
-                self.released = Some(released);
-                Event::Followed(Followed::Released { is_same: true })
-            }
-            Finished::FollowedToEnd(_) => Event::Followed(Followed::AskStore),
+            Finished::FollowedToEnd(progress) => self.followed_to_end(progress).await,
             Finished::OtherId => Event::OtherId,
             Finished::Claimed(Ok(claim)) => {
                 self.answered("claim", failures);

@@ -16,7 +16,7 @@ use crate::idempotency::grpc;
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp};
-use crate::idempotency::settle::{Control, Ending, Verdict, settle};
+use crate::idempotency::settle::{BodyOutcomes, Control, Ending, Verdict, settle};
 use crate::idempotency::shadow::{Course, RunAgain, Shadow, Span};
 use crate::store::{Claim, End as RecordEnd, Error, Expiry, NewRecord};
 use crate::telemetry::observed::{Dropped, Example};
@@ -153,7 +153,7 @@ impl Notes {
             End::Answer(answer) if is_call && answer.progress == AnswerProgress::Streaming => goes_on(),
             End::Answer(answer) => {
                 let ending = answer.ending(is_call);
-                let (verdict, outcome) = answer.verdict(policy, ending);
+                let (verdict, outcome) = answer.verdict(policy, ending, is_call);
                 let succeeded = match ending {
                     Ending::Answered(status) => (200..400).contains(&status),
                     Ending::Called(status) => status == grpc::Status::Ok,
@@ -334,10 +334,10 @@ impl ObservedAnswer {
         }
     }
 
-    fn verdict(&self, policy: &Policy, ending: Ending) -> (Verdict, Outcome) {
-        let judged = self.judged.as_ref().filter(|_| self.progress == AnswerProgress::Whole);
-        let by_body = judged.and_then(|(body, _)| policy.outcomes_body.judge(&self.headers, body));
-        match settle(policy, ending, &self.control, by_body) {
+    fn verdict(&self, policy: &Policy, ending: Ending, is_call: bool) -> (Verdict, Outcome) {
+        let whole = self.judged.as_ref().filter(|_| self.progress == AnswerProgress::Whole).map(|(body, _)| &body[..]);
+        let judge = |rules: &BodyOutcomes| rules.judge(&self.headers, whole, policy.outcomes.action(ending));
+        match settle(policy, ending, &self.control, Some(&policy.outcomes_body).filter(|_| !is_call).and_then(judge)) {
             Verdict::Complete { ttl, keep_body } => {
                 let keep_body = keep_body && self.length <= policy.max_response_body;
                 (Verdict::Complete { ttl, keep_body }, Outcome::Executed)

@@ -53,31 +53,43 @@ impl BodyOutcomes {
     /// Whether an answer with these headers may be judged by its body: one that says that it is JSON, and is not coded.
     #[must_use]
     pub fn concern(&self, headers: &[(HeaderName, HeaderValue)]) -> bool {
+        self.is_readable(headers) == Some(true)
+    }
+
+    /// Whether the rules can read the JSON of an answer with these headers; nothing where it is not JSON, or there are no rules.
+    fn is_readable(&self, headers: &[(HeaderName, HeaderValue)]) -> Option<bool> {
         if self.0.is_empty() {
-            return false;
+            return None;
         }
         let told = headers.iter().filter(|(name, _)| *name == CONTENT_TYPE || *name == CONTENT_ENCODING);
         let told: HeaderMap = told.cloned().fold(HeaderMap::new(), |mut told, (name, value)| {
             told.append(name, value);
             told
         });
-        Media::read(&told).is_some_and(|media| media.is_json()) && !media::is_coded(&told)
+        Media::read(&told).filter(Media::is_json).map(|_| !media::is_coded(&told))
     }
 
-    /// What an answer comes to whose body the gate had no memory for: the body might say that the request took effect, so that its key
-    /// does not become free where that is what happens `otherwise`.
+    /// What the rules make of an answer that ends its attempt `otherwise` without them; nothing where they say nothing of it.
+    ///
+    /// Its body is nothing where the gate does not have all of it. JSON that is not there, is coded or is larger than
+    /// [`LARGEST_JUDGED`] cannot be read, and might say that the request took effect: its key does not become free.
     #[must_use]
-    pub fn unread(&self, headers: &[(HeaderName, HeaderValue)], otherwise: Action) -> Option<Action> {
-        (otherwise == Action::Release && self.concern(headers)).then_some(Action::Hold)
-    }
-
-    /// What the first rule that matches says of a whole answer; nothing where none does. What is larger than
-    /// [`LARGEST_JUDGED`] or is not JSON matches nothing, and a rule does not match where a name on its way stands twice.
-    #[must_use]
-    pub fn judge(&self, headers: &[(HeaderName, HeaderValue)], body: &[u8]) -> Option<Action> {
-        if body.len() > LARGEST_JUDGED || !self.concern(headers) {
-            return None;
+    pub fn judge(
+        &self,
+        headers: &[(HeaderName, HeaderValue)],
+        body: Option<&[u8]>,
+        otherwise: Action,
+    ) -> Option<Action> {
+        let is_readable = self.is_readable(headers)?;
+        match body.filter(|body| is_readable && body.len() <= LARGEST_JUDGED) {
+            Some(body) => self.first_match(body),
+            None => (otherwise == Action::Release).then_some(Action::Hold),
         }
+    }
+
+    /// What the first rule that matches says. What is not JSON matches nothing, and a rule does not match where a name on its way
+    /// stands twice.
+    fn first_match(&self, body: &[u8]) -> Option<Action> {
         let body = json::without_mark(body);
         for rule in &self.0 {
             match json::locate(body, &rule.pointer) {
@@ -178,17 +190,30 @@ mod tests {
     const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
 
     fn judge(rules: &[BodyRule], body: &str) -> Option<Action> {
-        BodyOutcomes(rules.to_vec()).judge(&headers(JSON), body.as_bytes())
+        BodyOutcomes(rules.to_vec()).judge(&headers(JSON), Some(body.as_bytes()), Action::Store)
     }
 
     #[test]
-    fn a_body_that_there_was_no_memory_for_frees_no_key() {
+    fn a_body_that_cannot_be_read_frees_no_key() {
         let rules = BodyOutcomes(vec![rule("/charged", Scalar::Flag(true), Action::Store)]);
+        let gzip = headers(&[("content-type", "application/json"), ("content-encoding", "gzip")]);
         let (json, text) = (headers(JSON), headers(&[("content-type", "text/plain")]));
-        assert_eq!(rules.unread(&json, Action::Release), Some(Action::Hold));
-        assert_eq!(rules.unread(&json, Action::Store), None);
-        assert_eq!(rules.unread(&text, Action::Release), None);
-        assert_eq!(BodyOutcomes::default().unread(&json, Action::Release), None);
+        let large = vec![b' '; LARGEST_JUDGED + 1];
+        for (headers, body, is_held) in [
+            (&json, None, true),
+            (&json, Some(&large[..]), true),
+            (&json, Some(&large[1..]), false),
+            (&gzip, Some(b"{}"), true),
+            (&gzip, None, true),
+            (&text, Some(&large), false),
+            (&text, None, false),
+        ] {
+            assert_eq!(rules.judge(headers, body, Action::Release), is_held.then_some(Action::Hold));
+            for otherwise in [Action::Store, Action::Hold] {
+                assert_eq!(rules.judge(headers, body, otherwise), None);
+            }
+            assert_eq!(BodyOutcomes::default().judge(headers, body, Action::Release), None);
+        }
     }
 
     #[test]
@@ -252,7 +277,7 @@ mod tests {
         ] {
             let headers = headers(lines);
             assert_eq!(rules.concern(&headers), is_judged, "{lines:?}");
-            assert_eq!(rules.judge(&headers, b"{\"a\":true}").is_some(), is_judged, "{lines:?}");
+            assert_eq!(rules.judge(&headers, Some(b"{\"a\":true}"), Action::Store).is_some(), is_judged, "{lines:?}");
         }
         assert!(!BodyOutcomes::default().concern(&headers(JSON)));
     }
@@ -314,7 +339,9 @@ mod tests {
         #[test]
         fn any_body_is_judged_without_a_panic(body in proptest::collection::vec(any::<u8>(), 0..64), json in "[-{}\\[\\]\":,a0-9.eE+ ]{0,40}") {
             let rules = BodyOutcomes(vec![rule("/a", number("1"), Action::Release), rule("", text("a"), Action::Hold)]);
-            let _ = (rules.judge(&headers(JSON), &body), rules.judge(&headers(JSON), json.as_bytes()));
+            for body in [&body, json.as_bytes()] {
+                let _ = rules.judge(&headers(JSON), Some(body), Action::Release);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What following another request comes to.
 
-use super::{ActionExecutor, Followed};
+use super::{ActionExecutor, Event, Followed};
 use crate::gate::claim::single_flight::{Follower, LeaderProgress};
 use crate::http::problem::Problem;
 use crate::idempotency::decide::RunningAttempt;
@@ -30,6 +30,25 @@ impl ActionExecutor {
             }
             Some(LeaderProgress::Absent) => Followed::Absent,
             Some(LeaderProgress::Asking { .. }) | None => Followed::AskStore,
+        })
+    }
+
+    /// What waiting for the end of another request's attempt, or of its question, came to. It is known by now to be the same request.
+    pub(super) async fn followed_to_end(&mut self, progress: Option<LeaderProgress>) -> Event {
+        let Some(request) = &self.request else { return Event::Followed(Followed::AskStore) };
+        Event::Followed(match progress {
+            Some(LeaderProgress::Released(released)) => {
+                self.released = Some(released);
+                Followed::Released { is_same: true }
+            }
+            Some(LeaderProgress::Found(found)) => {
+                let (record, now) = &*found;
+                match request.decide(record, *now).await {
+                    Ok(decision) => Followed::Found { decision, until: Some(record.until) },
+                    Err(problem) => return self.failed(problem),
+                }
+            }
+            _ => Followed::AskStore,
         })
     }
 }
