@@ -32,6 +32,7 @@ use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::store::Store;
+use crate::store::cached::Cached;
 use crate::store::sealed::{Keyring, Resealer};
 use crate::telemetry::access_log::{AccessLog, Output};
 use crate::telemetry::{access_log, logs, metrics::Metrics};
@@ -180,6 +181,8 @@ pub(super) struct Serving {
     drain_timeout: Duration,
     metrics: Metrics,
     store: Arc<dyn Store>,
+    /// The same store, whose memory a reload may empty.
+    cached: Arc<Cached>,
     /// Whether other gates may write to it.
     is_shared: bool,
     /// What seals records, where the start had keys for it.
@@ -249,7 +252,7 @@ impl Serving {
         let written = Written::of(&config);
         let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
         let lost = std::mem::take(&mut opened.lost);
-        let Remembering { store, resealer } = caching::before(opened, &config, keyring, &metrics)?;
+        let Remembering { store, cached, resealer } = caching::before(opened, &config, keyring, &metrics)?;
         metrics.leases_expired(lost.len());
         worker::report_lost(&*store, &lost).await;
         if config.router.routes().iter().any(|route| route.policy.quota.is_some()) {
@@ -348,6 +351,7 @@ impl Serving {
             drain_timeout,
             metrics,
             store,
+            cached,
             is_shared,
             resealer,
             readiness,

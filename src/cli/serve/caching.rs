@@ -16,6 +16,8 @@ use crate::telemetry::metrics::Metrics;
 pub(super) struct Remembering {
     /// The store behind its memory.
     pub(super) store: Arc<dyn Store>,
+    /// The same, for what only it can do.
+    pub(super) cached: Arc<Cached>,
     /// Looks after the keys of the store, where there are any.
     pub(super) resealer: Option<Arc<Resealer>>,
 }
@@ -58,6 +60,6 @@ pub(super) fn before(
         }
         None => (store, None),
     };
-    let store = Arc::new(Cached::new(store, &settings, shared, metrics.cache()));
-    Ok(Remembering { store, resealer })
+    let cached = Arc::new(Cached::new(store, &settings, shared, metrics.cache()));
+    Ok(Remembering { store: Arc::clone(&cached) as Arc<dyn Store>, cached, resealer })
 }

@@ -231,7 +231,10 @@ impl Serving {
         }
 
         if let Some(resealer) = self.resealer.as_ref().filter(|_| !config.sealing.is_empty()) {
-            resealer.keys().replace(config.sealing);
+            if resealer.keys().replace(config.sealing) {
+                // What it sealed is unreadable from now on, also where it was read before.
+                self.cached.forget_all();
+            }
             resealer.keys().be_strict(next.sealed_origins());
             resealer.count_again();
         }

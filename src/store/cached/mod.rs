@@ -264,6 +264,11 @@ impl Cached {
             tier.client.delete(id);
         }
     }
+
+    /// Forgets what this process remembers, and what it is reading. The shared cache keeps what it has.
+    pub fn forget_all(&self) {
+        self.local.forget_all();
+    }
 }
 
 fn is_sealed(record: &Record) -> bool {

@@ -235,9 +235,11 @@ impl Keyring {
         Self { keys: ArcSwap::from_pointee(keys), strict: ArcSwap::default() }
     }
 
-    /// From now on these count.
-    pub fn replace(&self, keys: Vec<SealingKey>) {
-        self.keys.store(Arc::new(keys));
+    /// From now on these count. Returns whether one that counted is not among them.
+    pub fn replace(&self, keys: Vec<SealingKey>) -> bool {
+        let keys = Arc::new(keys);
+        let former = self.keys.swap(Arc::clone(&keys));
+        !former.iter().all(|key| keys.iter().any(|other| key.is_same_key(other)))
     }
 
     /// From now on the heads of these origins are strict, and no plain head is read if there are any.
@@ -284,7 +286,7 @@ impl Keyring {
     #[must_use]
     pub fn open_too(self: &Arc<Self>, keys: &[SealingKey]) -> OpeningToo {
         let former = self.keys.load_full();
-        self.replace(former.iter().chain(keys).cloned().collect());
+        let _ = self.replace(former.iter().chain(keys).cloned().collect());
         OpeningToo { ring: Arc::clone(self), former }
     }
 
