@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use http::{Method, Request, StatusCode};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use serde_json::json;
 
 use super::access::{self, Principal, Refused};
@@ -74,6 +74,11 @@ async fn dispatch(
         Resource::Observed => Ok(observed(state, &asker)),
         Resource::Records => records::list(state, query, &asker).await,
         Resource::Record if *method == Method::DELETE => {
+            // Its reason would be lost.
+            if request.body().size_hint().exact() != Some(0) {
+                let detail = "a DELETE has no body here: give the reason as the query parameter `reason`";
+                return Err(Kind::BadRequest.because(detail));
+            }
             records::remove(state, parse_id(id)?, query, request.headers(), &asker).await
         }
         Resource::Record => records::show(state, parse_id(id)?, query, request.headers(), &asker).await,

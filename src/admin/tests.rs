@@ -350,6 +350,8 @@ async fn a_web_page_gets_nowhere() {
     let headers = "Host: evil.example\r\nOrigin: http://evil.example\r\nContent-Type: application/json\r\n";
     admin.send(&resolve, headers, release).await.is_problem(403, "forbidden");
     admin.send("GET /metrics", "Host: evil.example\r\n", "").await.is_problem(403, "forbidden");
+    // A reason where none is read.
+    admin.send(&delete, &here, "{\"reason\":\"sent twice\"}").await.is_problem(400, "bad-request");
     // What a browser asks before it sends a request that no form could.
     admin.send(&format!("OPTIONS /api/v1/records/{id}"), &here, "").await.is_problem(405, "method-not-allowed");
     assert!(admin.store.get(id).await.unwrap().is_some());
