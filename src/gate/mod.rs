@@ -305,7 +305,7 @@ impl Gate {
             () = over => false,
         };
         // Whatever is still to come must not begin an attempt.
-        self.shared.drain.abandon.send_replace(true);
+        self.shared.drain.end();
         // What is known of observed requests is lost with the process: it waits a moment, and is not worth more.
         let _ = tokio::time::timeout(self.settings.settle_timeout, self.shared.evaluations.closed()).await;
         if !ended {

@@ -282,11 +282,10 @@ async fn exchange(
     (progress, drain): (Option<&Progress>, &Drain),
 ) -> Result<(Response<Incoming>, PooledConnection), Problem> {
     let limit = upstream.settings().timeout;
-    let mut abandon = drain.abandon.subscribe();
-    if abandon.get() {
+    if drain.is_over() {
         return Err(unreachable());
     }
-    let mut abandoned_at_last = std::pin::pin!(abandon.wait_for(|abandon| *abandon));
+    let mut over = std::pin::pin!(drain.over());
     let here = Progress::default();
     let progress = progress.unwrap_or(&here);
     let mut answering = std::pin::pin!(upstream.send(request, reuse, &sending));
@@ -295,7 +294,7 @@ async fn exchange(
         let answered = tokio::select! {
             biased;
             answered = timeout_at(deadline, answering.as_mut()) => answered,
-            _ = &mut abandoned_at_last => {
+            () = over.as_mut() => {
                 return Err(if sending.has_begun() { abandoned() } else { unreachable() });
             }
         };

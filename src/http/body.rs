@@ -443,6 +443,10 @@ pub(super) fn end_to_end(frame: Frame<Bytes>) -> Frame<Bytes> {
 
 /// The frame, with its trailers changed if it has some.
 fn with_trailers(frame: Frame<Bytes>, change: impl FnOnce(HeaderMap) -> HeaderMap) -> Frame<Bytes> {
+    // A frame is large, and most are data: they are not moved for nothing.
+    if frame.is_data() {
+        return frame;
+    }
     match frame.into_trailers() {
         Ok(trailers) => Frame::trailers(change(trailers)),
         Err(data) => data,

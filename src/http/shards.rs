@@ -90,14 +90,14 @@ impl Shards {
 }
 
 /// How many there are.
-pub(super) fn count() -> usize {
+pub fn count() -> usize {
     // Read once: the number of available cores can change at run time.
     static COUNT: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
     *COUNT
 }
 
 /// Which one this thread is, below [`count`]. A thread that is none counts as the first.
-pub(super) fn index() -> usize {
+pub fn index() -> usize {
     INDEX.get()
 }
 

@@ -232,8 +232,8 @@ pub(in crate::gate) async fn run(
 /// Sends the request once and takes in the answer.
 async fn exchange(request: &ProtectedRequest, attempt: AttemptToken, recipient: &mut Recipient) -> Exchanged {
     let limit = request.timeout();
-    let mut abandon = request.gate.shared.drain.abandon.subscribe();
-    if abandon.get() {
+    let drain = &request.gate.shared.drain;
+    if drain.is_over() {
         return Exchanged::Failed(Ending::Unreachable, pass::unreachable());
     }
     let party = || request.party();
@@ -246,7 +246,7 @@ async fn exchange(request: &ProtectedRequest, attempt: AttemptToken, recipient: 
         ended = timeout(limit, send(request, attempt, &sending, recipient)) => {
             ended.unwrap_or_else(|_| Exchanged::Failed(Ending::Timeout, pass::timed_out(limit)))
         }
-        _ = abandon.wait_for(|abandon| *abandon) => Exchanged::Abandoned,
+        () = drain.over() => Exchanged::Abandoned,
     };
     match exchanged {
         // Both gave up on it: it tells no more what it did not tell before.

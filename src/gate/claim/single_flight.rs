@@ -221,14 +221,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// With its receivers it is what the gate needs of `tokio::sync::watch`, which wakes in an order of chance: then two requests
 /// that wait for the same thing would take turns differently each time, and no simulation could be played again.
-pub(in crate::gate) struct OrderedSender<T>(Arc<OrderedChannel<T>>);
+struct OrderedSender<T>(Arc<OrderedChannel<T>>);
 
 /// Sees the value change.
-pub(in crate::gate) struct OrderedReceiver<T>(Arc<OrderedChannel<T>>);
+struct OrderedReceiver<T>(Arc<OrderedChannel<T>>);
 
 /// The sender is gone, and the value never became what was waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::gate) struct Gone;
+struct Gone;
 
 struct OrderedChannel<T> {
     state: Mutex<ChannelState<T>>,
@@ -241,24 +241,24 @@ struct ChannelState<T> {
 }
 
 impl<T> OrderedSender<T> {
-    pub(in crate::gate) fn new(value: T) -> Self {
+    fn new(value: T) -> Self {
         let state = Mutex::new(ChannelState { value, is_gone: false });
         Self(Arc::new(OrderedChannel { state, changed: Notify::new() }))
     }
 
-    pub(in crate::gate) fn subscribe(&self) -> OrderedReceiver<T> {
+    fn subscribe(&self) -> OrderedReceiver<T> {
         OrderedReceiver(Arc::clone(&self.0))
     }
 
     /// Puts another value in the place of this one, and wakes those who wait.
-    pub(in crate::gate) fn send_replace(&self, value: T) -> T {
+    fn send_replace(&self, value: T) -> T {
         let before = std::mem::replace(&mut self.0.lock().value, value);
         self.0.changed.notify_waiters();
         before
     }
 
     /// Looks at the value.
-    pub(super) fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+    fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
         look(&self.0.lock().value)
     }
 }
@@ -271,13 +271,8 @@ impl<T> Drop for OrderedSender<T> {
 }
 
 impl<T: Clone> OrderedReceiver<T> {
-    /// The value as it is.
-    pub(in crate::gate) fn get(&self) -> T {
-        self.0.lock().value.clone()
-    }
-
     /// Waits until `is_it` holds of the value, and returns that. The last value counts, even if its sender is gone.
-    pub(in crate::gate) async fn wait_for(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Result<T, Gone> {
+    async fn wait_for(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Result<T, Gone> {
         loop {
             // From its creation on it is woken, also by what changes before it waits.
             let changed = self.0.changed.notified();
@@ -401,7 +396,7 @@ mod tests {
         let waits = tokio::spawn(async move { one.wait_for(|value| *value == 3).await });
         tokio::task::yield_now().await;
         sender.send_replace(2);
-        assert_eq!((sender.with(|value| *value), other.get()), (2, 2));
+        assert_eq!((sender.with(|value| *value), other.0.lock().value), (2, 2));
         drop(sender);
         assert_eq!(other.wait_for(|value| *value == 2).await, Ok(2));
         assert_eq!(waits.await.unwrap(), Err(Gone));

@@ -196,13 +196,10 @@ impl ActionExecutor {
                 self.settle(end)?;
             }
             Action::Pause(pause) => {
-                let mut abandon = shared.drain.abandon.subscribe();
+                let shared = Arc::clone(shared);
                 self.begin_operation(async move {
-                    tokio::select! {
-                        biased;
-                        _ = abandon.wait_for(|abandon| *abandon) => Finished::Paused(Event::ShuttingDown),
-                        () = sleep(pause) => Finished::Paused(Event::Resumed),
-                    }
+                    let paused = shared.drain.unless_over(sleep(pause)).await;
+                    Finished::Paused(paused.map_or(Event::ShuttingDown, |()| Event::Resumed))
                 });
             }
             Action::Reclaim => {
@@ -304,14 +301,8 @@ impl ActionExecutor {
             let client = self.client.as_mut().filter(|_| waits);
             let left = async { if let Some(client) = client { client.gone().await } else { pending().await } };
             let due = async { if let Some(at) = deadline { sleep_until(at).await } else { pending().await } };
-            let is_told = self.is_told_of_shutdown;
-            let abandon = (waits && !is_told).then(|| self.shared.drain.abandon.subscribe());
-            let shutdown = async {
-                match abandon {
-                    Some(mut abandon) => drop(abandon.wait_for(|abandon| *abandon).await),
-                    None => pending().await,
-                }
-            };
+            let drain = Some(&self.shared.drain).filter(|_| waits && !self.is_told_of_shutdown);
+            let shutdown = async { if let Some(drain) = drain { drain.over().await } else { pending().await } };
             tokio::select! {
                 biased;
                 () = left => return Event::ClientLeft,

@@ -64,7 +64,7 @@ fn is_same(one: &Answer, other: &Answer) -> bool {
 /// Relays the rest of a large answer.
 pub(super) async fn relay(request: &ProtectedRequest, following: Following, sender: Option<Sender>) {
     let Following { rest, limits, connection, counted: _counted } = following;
-    match or_shutdown(request, rest.relay(sender, limits)).await {
+    match request.gate.shared.drain.unless_over(rest.relay(sender, limits)).await {
         Some(Relayed::Whole) => connection.return_after_relay(),
         Some(Relayed::Truncated) | None => warn_of_cut(request),
     }
@@ -86,7 +86,7 @@ pub(super) async fn relay_released(
         sender
     });
     let Following { rest, limits, connection, counted: _counted } = following;
-    let cut = match or_shutdown(request, rest.relay_but_end(sender, limits)).await {
+    let cut = match request.gate.shared.drain.unless_over(rest.relay_but_end(sender, limits)).await {
         Some(Some(end)) => {
             connection.return_after_relay();
             return Ok(end);
@@ -96,16 +96,6 @@ pub(super) async fn relay_released(
     };
     warn_of_cut(request);
     Err(cut)
-}
-
-/// What comes of something, unless the gate shuts down and waits no longer.
-async fn or_shutdown<T>(request: &ProtectedRequest, relaying: impl Future<Output = T>) -> Option<T> {
-    let mut abandon = request.gate.shared.drain.abandon.subscribe();
-    tokio::select! {
-        biased;
-        _ = abandon.wait_for(|abandon| *abandon) => None,
-        relayed = relaying => Some(relayed),
-    }
 }
 
 fn warn_of_cut(request: &ProtectedRequest) {
