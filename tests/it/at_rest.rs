@@ -495,13 +495,3 @@ fn what_an_upstream_completes_is_encrypted_by_the_gate_that_reads_it() {
     first.expect_repeated_by(&again);
     assert_eq!((again.text(), upstream.runs()), ("secret-answer-1".to_owned(), 1));
 }
-
-/// A core file would have what the process replays from its memory.
-#[test]
-fn a_process_writes_no_core_file() {
-    let upstream = Upstream::start(|_| Reply::ok("x"));
-    let gate = Gate::before(&upstream).start();
-    let limits = std::fs::read_to_string(format!("/proc/{}/limits", gate.pid())).expect("a running process");
-    let core = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).expect("a limit");
-    assert_eq!(core.split_whitespace().next(), Some("0"), "{limits}");
-}

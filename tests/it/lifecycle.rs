@@ -322,3 +322,13 @@ fn a_request_whose_body_is_on_its_way_when_the_drain_is_over_gets_an_answer() {
     }
     assert_eq!(upstream.runs(), 0);
 }
+
+/// A core file would have what the process replays from its memory.
+#[test]
+fn a_process_writes_no_core_file() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", gate.pid())).expect("a running process");
+    let core = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).expect("a limit");
+    assert_eq!(core.split_whitespace().next(), Some("0"), "{limits}");
+}

@@ -40,8 +40,7 @@ pub(super) fn write(config: &Resolved, request: &ExplainedRequest<'_>, explanati
             report.line("protected", "no: nothing is forwarded");
         }
         Fate::Status => {
-            let status = "the status of an accepted request, to GET and HEAD of its caller; 404 to others, and 405 to any other method";
-            report.line("answer", status);
+            report.line("answer", "the status of an accepted request, to GET and HEAD of its caller; else 404 or 405");
             report.line("protected", "no: nothing is forwarded");
         }
         Fate::Malformed(problem) => report.answer(problem, None),
