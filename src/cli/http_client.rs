@@ -45,7 +45,7 @@ pub(super) struct AdminArgs {
     #[arg(short, long, global = true, value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
     /// Where the admin listener is: an address and a port, or an https:// URL of a name and a port [default: 127.0.0.1:9090]
-    #[arg(long, global = true, value_name = "ADDR", env = "ONCEGATE_ADMIN__LISTEN")]
+    #[arg(long, global = true, value_name = "ADDR", env = "ONCEGATE_ADMIN__LISTEN", value_parser = admin_address)]
     admin: Option<String>,
     /// A file with the admin listener's token
     #[arg(long, global = true, value_name = "FILE", env = "ONCEGATE_ADMIN__TOKEN_FILE")]
@@ -135,6 +135,21 @@ impl AdminArgs {
     }
 }
 
+/// The value of --admin, which names a host and a port.
+fn admin_address(text: &str) -> Result<String, String> {
+    let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+    match bare(text).rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && !host.contains('/') && is_port(port) => Ok(text.to_owned()),
+        _ => Err("give an address and a port, such as 127.0.0.1:9090 or https://gate.internal:9090".to_owned()),
+    }
+}
+
+/// An address without what stands around it in a URL.
+fn bare(address: &str) -> &str {
+    let bare = address.strip_prefix("http://").or_else(|| address.strip_prefix(HTTPS));
+    bare.unwrap_or(address).trim_end_matches('/')
+}
+
 /// Whether what goes to this address stays on this machine, or it says itself how to go there.
 fn stays_here(address: &str) -> bool {
     let is_loopback = |address: std::net::SocketAddr| address.ip().is_loopback();
@@ -190,8 +205,6 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Io for S {}
 impl AdminClient {
     /// For the listener at `address`: a host and a port, or an `http://` or `https://` URL of them. `tls` where it encrypts.
     pub(super) fn new(address: &str, token: Option<&str>, tls: Option<Arc<ClientConfig>>) -> anyhow::Result<Self> {
-        let bare = address.strip_prefix("http://").or_else(|| address.strip_prefix(HTTPS));
-        let address = bare.unwrap_or(address).trim_end_matches('/');
         let authorization = token
             .map(|token| {
                 let mut value = HeaderValue::from_str(&format!("Bearer {token}"))
@@ -200,7 +213,7 @@ impl AdminClient {
                 anyhow::Ok(value)
             })
             .transpose()?;
-        Ok(Self { address: address.to_owned(), authorization, tls })
+        Ok(Self { address: bare(address).to_owned(), authorization, tls })
     }
 
     /// The JSON of a successful answer; `Value::Null` where it has no body.
