@@ -1,27 +1,28 @@
 //! How far the messages of each partition are done: what may be committed.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
-/// Where a message stands, and since which assignment its partition is ours.
+/// Where a message stands, and which of several messages that came from there it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) partition: i32,
     pub(super) offset: i64,
-    assignment: u64,
+    generation: u64,
 }
 
 /// The partitions that messages came from.
 #[derive(Default)]
 pub(super) struct Progress {
     partitions: HashMap<i32, Partition>,
-    assignments: u64,
+    generations: u64,
 }
 
 /// A partition, while this member has it.
 struct Partition {
-    assignment: u64,
-    /// Messages that came and have not ended.
-    open: BTreeSet<i64>,
+    /// Of what comes now. Another one begins where the offsets go back.
+    generation: u64,
+    /// Messages that came and have not ended, each with its generation.
+    open: BTreeMap<i64, u64>,
     /// The place behind the last message that came.
     next: i64,
 }
@@ -29,17 +30,25 @@ struct Partition {
 impl Progress {
     /// A message came.
     pub(super) fn received(&mut self, partition: i32, offset: i64) -> Place {
-        // The topic lost messages, and counts from an earlier offset again: nothing before says what of these has ended.
-        if self.partitions.get(&partition).is_some_and(|known| offset < known.next) {
-            self.revoked(partition);
-        }
-        let entry = self.partitions.entry(partition).or_insert_with(|| {
-            self.assignments += 1;
-            Partition { assignment: self.assignments, open: BTreeSet::new(), next: offset }
+        let generations = &mut self.generations;
+        let mut following = || {
+            *generations += 1;
+            *generations
+        };
+        let entry = self.partitions.entry(partition).or_insert_with(|| Partition {
+            generation: following(),
+            open: BTreeMap::new(),
+            next: offset,
         });
-        entry.open.insert(offset);
-        entry.next = entry.next.max(offset + 1);
-        Place { partition, offset, assignment: entry.assignment }
+        // The topic lost messages, and counts from an earlier offset again. Those from there on are others, whose ends are
+        // still to come. Those before it are still there: nothing behind them may be committed until they have ended.
+        if offset < entry.next {
+            entry.open.split_off(&offset);
+            entry.generation = following();
+        }
+        entry.next = offset + 1;
+        entry.open.insert(offset, entry.generation);
+        Place { partition, offset, generation: entry.generation }
     }
 
     /// A message has ended. Everything before the offset that is returned has ended too: it may be committed.
@@ -56,25 +65,28 @@ impl Progress {
         self.partitions.remove(&partition);
     }
 
-    /// Whether a message's partition is still the one that it came from.
+    /// Whether a message has not ended, and is still the one at its place.
     pub(super) fn is_current(&mut self, place: &Place) -> bool {
         self.current(place).is_some()
     }
 
     fn current(&mut self, place: &Place) -> Option<&mut Partition> {
-        self.partitions.get_mut(&place.partition).filter(|partition| partition.assignment == place.assignment)
+        let partition = self.partitions.get_mut(&place.partition)?;
+        (partition.open.get(&place.offset) == Some(&place.generation)).then_some(partition)
     }
 }
 
 impl Partition {
     /// The first message that has not ended.
     fn first(&self) -> i64 {
-        self.open.first().copied().unwrap_or(self.next)
+        self.open.first_key_value().map_or(self.next, |(offset, _)| *offset)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -115,6 +127,21 @@ mod tests {
         let before = progress.received(0, 900);
         let again = progress.received(0, 10);
         assert_eq!((progress.ended(&before), progress.ended(&again)), (None, Some(11)));
+    }
+
+    #[test]
+    fn nothing_is_committed_beyond_a_message_before_the_place_that_a_partition_goes_back_to() {
+        let mut progress = Progress::default();
+        let [waiting, ended, lost] = [5, 6, 9].map(|offset| progress.received(0, offset));
+        assert_eq!(progress.ended(&ended), None);
+        // An unclean election of a leader: offsets from 8 on are given anew.
+        let new = progress.received(0, 8);
+        let second = progress.received(0, 9);
+        assert_eq!(progress.ended(&new), None, "5 has not ended, and is still in the topic");
+        assert!(!progress.is_current(&lost));
+        assert_eq!(progress.ended(&lost), None, "another message has its place");
+        assert_eq!(progress.ended(&waiting), Some(9));
+        assert_eq!(progress.ended(&second), Some(10));
     }
 
     proptest! {
