@@ -7,6 +7,7 @@
 
 #[cfg(feature = "amqp")]
 mod amqp;
+mod attempts;
 #[cfg(feature = "kafka")]
 mod kafka;
 #[cfg(feature = "nats")]

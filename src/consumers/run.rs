@@ -1,7 +1,7 @@
 //! A consumer: takes messages, runs each to its end, and tells the broker.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,9 +10,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Settings;
+use super::attempts::{AttemptLog, MessageInHand};
 use super::outage::Outage;
 use super::source::{ConnectionHistory, End, EndReply, Error, Received, Subscription, subscribe};
-use crate::gate::{Disposition, Gate, Message, Tries};
+use crate::gate::{Disposition, Gate, Message};
 use crate::idempotency::key::Found;
 use crate::telemetry::consumers::{ConsumerMetrics, Ended};
 
@@ -34,28 +35,13 @@ const CIRCUIT: Duration = Duration::from_millis(100);
 /// How long after a dead letter that the broker did not take to send it again.
 const DEAD_LETTER: Duration = Duration::from_secs(5);
 
-/// How many messages at most to remember the attempts of, beside those that are under way.
-const REMEMBERED: usize = 10_000;
-
 /// What the messages of a consumer share.
 struct Shared<F> {
     settings: Arc<Settings>,
     current: F,
     /// How many messages may run at a time.
     turns: Semaphore,
-    /// The attempts of messages, by their keys. They outlast a connection.
-    attempts: Mutex<HashMap<Bytes, Attempts>>,
-}
-
-/// What was tried with a message.
-#[derive(Clone, Copy)]
-struct Attempts {
-    count: u32,
-    since: Instant,
-    /// When the next attempt may begin.
-    next: Instant,
-    /// When the last one ended.
-    tried: Instant,
+    attempts: AttemptLog,
 }
 
 /// Takes messages until `stop` turns true, and returns when those in hand have ended. `current` gives the gate that serves.
@@ -67,7 +53,7 @@ pub async fn consume(
 ) {
     let shared = Arc::new(Shared {
         turns: Semaphore::new(settings.concurrency as usize),
-        attempts: Mutex::default(),
+        attempts: AttemptLog::default(),
         current,
         settings,
     });
@@ -152,7 +138,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                 Some(ended) = tasks.join_next() => {
                     // A panic. The broker delivers again what is not acknowledged.
                     let finished = ended.map_err(|_| Error("a message failed".to_owned()))?;
-                    let Finished { receipt, key, lane, end } = &finished;
+                    let Finished { receipt, lane, end, .. } = &finished;
                     // A broker that is silent must not hold up what it would deliver over another connection.
                     let reply = timeout(self.subscription.patience(), self.subscription.end(*receipt, end)).await;
                     let reply =
@@ -165,9 +151,6 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     } else {
                         has_ended = true;
                         lanes.left(lane);
-                        if *end != End::Returned {
-                            self.shared.attempts().remove(key);
-                        }
                         if matches!(end, End::Dead(_)) {
                             refused.over();
                         }
@@ -176,6 +159,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                             End::Dead(_) => Ended::Dead,
                             End::Returned => Ended::Returned,
                         });
+                        finished.over();
                     }
                 }
                 received = self.subscription.next(), if !is_stopping => {
@@ -247,12 +231,21 @@ impl Lanes {
 /// A message that the broker is yet to hear the end of.
 struct Finished {
     receipt: u64,
-    key: Bytes,
     lane: Bytes,
     end: End,
+    in_hand: Option<MessageInHand>,
+    /// The next of its lane runs when the broker has the end of this one.
+    _place: Place,
 }
 
 impl Finished {
+    /// The broker has its end: the next one with its key counts from the beginning.
+    fn over(self) {
+        if self.end != End::Returned {
+            self.in_hand.into_iter().for_each(MessageInHand::ended);
+        }
+    }
+
     /// The same after a while, in which the broker may have found room for dead letters. At a shutdown the message goes back.
     async fn again(self, mut returning: watch::Receiver<bool>) -> Self {
         tokio::select! {
@@ -289,7 +282,7 @@ impl Refused {
 /// A message on its way.
 struct MessageTask {
     receipt: u64,
-    /// Names it among messages.
+    /// Names it among messages; empty where nothing does.
     key: Bytes,
     lane: Bytes,
     /// Names it among messages, where the broker does.
@@ -313,7 +306,7 @@ impl MessageTask {
         let key = match &found {
             Ok((_, Found::Key(key))) => Bytes::copy_from_slice(key.as_str().as_bytes()),
             Ok(_) => digest(&body),
-            Err(_) => Bytes::new(),
+            Err(_) => position.clone().map(Bytes::from).unwrap_or_default(),
         };
         // One at a time is one after the other.
         let lane = if *concurrency == 1 { Bytes::new() } else { key.clone() };
@@ -325,18 +318,20 @@ impl MessageTask {
     async fn run<F: Fn() -> Arc<Gate> + Send + Sync + 'static>(
         self,
         shared: Arc<Shared<F>>,
-        place: Place,
+        mut place: Place,
         returning: watch::Receiver<bool>,
     ) -> Finished {
         let Self { receipt, key, lane, position, message } = self;
-        let (end, shortened) = match message {
+        let (end, in_hand, shortened) = match message {
             Ok(message) => {
-                let end = shared.run(&message, key.clone(), place, returning).await;
-                (end, if let Found::Key(key) = &message.key { Some(key.shortened()) } else { None })
+                let (end, in_hand) = shared.run(&message, key, &mut place, returning).await;
+                (end, in_hand, if let Found::Key(key) = &message.key { Some(key.shortened()) } else { None })
             }
-            Err(why) => (End::Dead(why), None),
+            Err(why) => (End::Dead(why), (!key.is_empty()).then(|| shared.attempts.hold(key)), None),
         };
-        if let End::Dead(reason) = &end {
+        if let End::Dead(reason) = &end
+            && in_hand.as_ref().is_none_or(MessageInHand::give_up)
+        {
             let consumer = &*shared.settings.name;
             tracing::warn!(
                 consumer,
@@ -346,7 +341,7 @@ impl MessageTask {
                 "a message is given up and goes to the dead letters"
             );
         }
-        Finished { receipt, key, lane, end }
+        Finished { receipt, lane, end, in_hand, _place: place }
     }
 }
 
@@ -371,18 +366,35 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
         u16::try_from(most).unwrap_or(u16::MAX)
     }
 
-    /// Runs a message until it has its end, or until `returning` turns true while it waits.
-    async fn run(&self, message: &Message, key: Bytes, mut place: Place, mut returning: watch::Receiver<bool>) -> End {
+    /// Runs a message once those before it in its lane are over.
+    async fn run(
+        &self,
+        message: &Message,
+        key: Bytes,
+        place: &mut Place,
+        mut returning: watch::Receiver<bool>,
+    ) -> (End, Option<MessageInHand>) {
         if let Some(before) = place.before.take() {
             tokio::select! {
                 biased;
-                () = turned(&mut returning) => return End::Returned,
+                () = turned(&mut returning) => return (End::Returned, None),
                 // It sends nothing, and is dropped.
                 _ = before => {}
             }
         }
-        // A connection may be lost in a pause between two attempts. The pause is not.
-        let mut next = self.attempts_of(&key).next;
+        let in_hand = self.attempts.hold(key);
+        let end = self.run_to_end(message, &in_hand, returning).await;
+        (end, Some(in_hand))
+    }
+
+    /// Runs a message until it has its end, or until `returning` turns true while it waits.
+    async fn run_to_end(
+        &self,
+        message: &Message,
+        in_hand: &MessageInHand,
+        mut returning: watch::Receiver<bool>,
+    ) -> End {
+        let mut next = in_hand.next();
         loop {
             let turn = async {
                 // A timer takes its time even where nothing is to be waited for.
@@ -403,45 +415,20 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
                 () = turned(&mut returning) => return End::Returned,
                 turn = turn => turn,
             };
-            let before = self.attempts_of(&key);
-            let tries = Tries { attempts: before.count, age: before.since.elapsed() };
-            let disposition = (self.current)().consume(message, tries).await;
+            let began = Instant::now();
+            let disposition = (self.current)().consume(message, in_hand.tries()).await;
             drop(turn);
             next = match disposition {
                 Disposition::Done => return End::Done,
                 Disposition::GiveUp { note, .. } => return End::Dead(note),
                 Disposition::Wait(pause) => after(pause),
                 Disposition::Again { pause, .. } => {
-                    let (count, next) = (before.count.saturating_add(1), after(pause));
-                    self.remember(key.clone(), Attempts { count, next, tried: Instant::now(), ..before });
+                    let next = after(pause);
+                    in_hand.failed(began, next);
                     next
                 }
             };
         }
-    }
-
-    fn attempts(&self) -> MutexGuard<'_, HashMap<Bytes, Attempts>> {
-        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn attempts_of(&self, key: &Bytes) -> Attempts {
-        self.attempts().get(key).copied().unwrap_or_else(|| {
-            let now = Instant::now();
-            Attempts { count: 0, since: now, next: now, tried: now }
-        })
-    }
-
-    /// Remembers the attempts of a message until the broker acknowledges its end.
-    fn remember(&self, key: Bytes, tried: Attempts) {
-        let mut attempts = self.attempts();
-        if attempts.len() >= REMEMBERED && !attempts.contains_key(&key) {
-            // Those that were tried longest ago are no longer in hand: the broker gave their messages to other gates.
-            let mut tried: Vec<Instant> = attempts.values().map(|attempts| attempts.tried).collect();
-            tried.sort_unstable();
-            let middle = tried[tried.len() / 2];
-            attempts.retain(|_, attempts| attempts.tried > middle);
-        }
-        attempts.insert(key, tried);
     }
 }
 
@@ -482,7 +469,7 @@ mod tests {
             counted.fetch_add(1, Ordering::Relaxed);
             Arc::clone(&gate)
         };
-        (Arc::new(Shared { settings, current, turns: Semaphore::new(16), attempts: Mutex::default() }), asked)
+        (Arc::new(Shared { settings, current, turns: Semaphore::new(16), attempts: AttemptLog::default() }), asked)
     }
 
     fn message() -> Message {
@@ -589,25 +576,25 @@ mod tests {
     async fn a_pause_between_attempts_outlasts_a_connection() {
         let (shared, asked) = shared();
         let key = Bytes::from_static(b"m-1");
-        let before = shared.attempts_of(&key);
-        shared.remember(key.clone(), Attempts { count: 1, next: after(Duration::from_secs(600)), ..before });
+        shared.attempts.hold(key.clone()).failed(Instant::now(), after(Duration::from_secs(600)));
         // Each connection has it for a while.
         for _ in 0..3 {
             let (_returning, returned) = watch::channel(false);
-            let place = Lanes::default().join(key.clone());
+            let mut place = Lanes::default().join(key.clone());
             let message = message();
-            let run = shared.run(&message, key.clone(), place, returned);
+            let run = shared.run(&message, key.clone(), &mut place, returned);
             assert!(timeout(Duration::from_secs(180), run).await.is_err());
         }
-        assert_eq!((asked.load(Ordering::Relaxed), shared.attempts_of(&key).count), (0, 1), "no attempt yet");
+        let tries = shared.attempts.hold(key.clone()).tries();
+        assert_eq!((asked.load(Ordering::Relaxed), tries.attempts), (0, 1), "no attempt yet");
         let (returning, returned) = watch::channel(false);
-        let (message, place) = (message(), Lanes::default().join(key.clone()));
-        let run = shared.run(&message, key, place, returned);
+        let (message, mut place) = (message(), Lanes::default().join(key.clone()));
+        let run = shared.run(&message, key, &mut place, returned);
         let stop = async {
             sleep(Duration::from_secs(61)).await;
             returning.send_replace(true);
         };
-        let (end, ()) = tokio::join!(run, stop);
+        let ((end, _), ()) = tokio::join!(run, stop);
         assert!(asked.load(Ordering::Relaxed) > 0, "the pause is over");
         assert_eq!(end, End::Returned);
     }
@@ -635,5 +622,20 @@ mod tests {
         lanes.left(&lane);
         lanes.left(&lane);
         assert!(lanes.join(lane).before.is_none());
+    }
+
+    #[tokio::test]
+    async fn the_next_message_of_a_key_waits_for_the_end_of_the_first_and_counts_from_the_beginning() {
+        let (mut lanes, log, key) = (Lanes::default(), AttemptLog::default(), Bytes::from_static(b"a"));
+        let (first, mut second) = (lanes.join(key.clone()), lanes.join(key.clone()));
+        let mut before = second.before.take().expect("one comes before it");
+        let in_hand = log.hold(key.clone());
+        in_hand.failed(Instant::now(), Instant::now());
+        let end = End::Dead("released: 503, after 2 attempts".to_owned());
+        let finished = Finished { receipt: 1, lane: key.clone(), end, in_hand: Some(in_hand), _place: first };
+        assert!(before.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
+        finished.over();
+        assert!(before.await.is_err());
+        assert_eq!(log.hold(key).tries().attempts, 0);
     }
 }
