@@ -118,7 +118,8 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
             let Settings { name, source, .. } = &*self.shared.settings;
             tracing::info!(consumer = &**name, source = source.to_string(), "consuming messages");
         }
-        self.metrics.connected(true);
+        // In an outage, a broker may refuse again and again what follows the subscription.
+        self.metrics.connected(!self.outage.is_on());
         let (begun, mut has_ended) = (Instant::now(), false);
         let returning = watch::Sender::new(false);
         let (mut lanes, mut tasks) = (Lanes::default(), JoinSet::new());
@@ -134,7 +135,10 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     returning.send_replace(true);
                     self.subscription.pause().await?;
                 }
-                () = sleep_until(begun + self.outage.proof(has_ended)), if self.outage.is_on() => self.outage.over(),
+                () = sleep_until(begun + self.outage.proof(has_ended)), if self.outage.is_on() => {
+                    self.outage.over();
+                    self.metrics.connected(true);
+                }
                 Some(ended) = tasks.join_next() => {
                     // A panic. The broker delivers again what is not acknowledged.
                     let finished = ended.map_err(|_| Error("a message failed".to_owned()))?;
@@ -143,7 +147,13 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     let reply = timeout(self.subscription.patience(), self.subscription.end(*receipt, end)).await;
                     let reply =
                         reply.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())));
-                    let reply = reply.inspect_err(|_| self.outage.note_refusal(matches!(end, End::Dead(_))))?;
+                    let is_dead = matches!(end, End::Dead(_));
+                    let reply = reply.inspect_err(|_| {
+                        self.outage.note_refusal(is_dead);
+                        if is_dead {
+                            self.metrics.dead_letter_refused();
+                        }
+                    })?;
                     if let EndReply::Refused(error) = reply {
                         refused.again(&error);
                         self.metrics.dead_letter_refused();
@@ -151,7 +161,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     } else {
                         has_ended = true;
                         lanes.left(lane);
-                        if matches!(end, End::Dead(_)) {
+                        if is_dead {
                             refused.over();
                         }
                         self.metrics.ended(match end {
@@ -524,10 +534,44 @@ mod tests {
 
     /// Consumes from a broker for so long, or until the broker cannot be used.
     async fn consume_for(time: Duration, outage: &mut Outage, fake: Fake) -> Option<Error> {
+        consume_and_count(time, outage, fake, &Metrics::new().consumer("orders")).await
+    }
+
+    async fn consume_and_count(
+        time: Duration,
+        outage: &mut Outage,
+        fake: Fake,
+        metrics: &ConsumerMetrics,
+    ) -> Option<Error> {
         let (_stop, mut stopped) = watch::channel(false);
-        let (shared, metrics) = (shared().0, Metrics::new().consumer("orders"));
-        let consumer = Consumer { shared: &shared, metrics: &metrics, outage, subscription: Box::new(fake) };
+        let shared = shared().0;
+        let consumer = Consumer { shared: &shared, metrics, outage, subscription: Box::new(fake) };
         timeout(time, consumer.run(&mut stopped)).await.ok().map(|ran| ran.expect_err("nothing stopped it"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broker_that_keeps_no_dead_letter_is_away_until_a_connection_lasts() {
+        let all = Metrics::new();
+        let metrics = all.consumer("orders");
+        let has = |name: &str, value: u32| {
+            let line = format!("{name}{{consumer=\"orders\"}} {value}");
+            assert!(all.encode().lines().any(|known| known == line), "{line}:\n{}", all.encode());
+        };
+        let mut outage = Outage::new("orders".into(), "amqp://localhost".to_owned());
+        let second = Duration::from_secs(1);
+        let idle = || Fake::of(Vec::new(), vec![Ok(EndReply::Taken)]);
+        consume_and_count(second, &mut outage, idle(), &metrics).await;
+        has("oncegate_consumer_connected", 1);
+        for times in 1..=2 {
+            let fake = Fake::of(vec![received(1)], vec![Err(Error("no room".to_owned()))]);
+            let error = consume_and_count(second, &mut outage, fake, &metrics).await.expect("it is refused");
+            outage.failed(error);
+            has("oncegate_dead_letters_refused_total", times);
+        }
+        consume_and_count(second, &mut outage, idle(), &metrics).await;
+        has("oncegate_consumer_connected", 0);
+        consume_and_count(31 * second, &mut outage, idle(), &metrics).await;
+        has("oncegate_consumer_connected", 1);
     }
 
     #[tokio::test(start_paused = true)]

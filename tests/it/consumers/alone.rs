@@ -172,7 +172,9 @@ fn a_lost_connection_that_the_broker_still_has_keeps_the_order() {
     std::thread::sleep(A_WHILE);
     assert_eq!(order(&upstream), ["m-1"]);
     link.lose_at_the_broker();
-    wait_for_connection(&gate);
+    eventually("it has the first message again", || {
+        (gate.metric("oncegate_messages_in_hand", &["consumer=\"orders\""]) == 1.0).then_some(())
+    });
     held.open();
     wait_for(&gate, "done", 2);
     gate.stop();
