@@ -82,6 +82,10 @@ pub async fn consume(
             }
             Err(error) => error,
         };
+        if *stop.borrow() {
+            tracing::debug!(consumer = &*shared.settings.name, %error, "the broker cannot be used any more");
+            return;
+        }
         let pause = outage.failed(error);
         tokio::select! {
             biased;
@@ -111,7 +115,8 @@ struct Consumer<'a, F> {
 impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
     async fn run(mut self, stop: &mut watch::Receiver<bool>) -> Result<(), Error> {
         if !self.begin(stop).await? {
-            self.subscription.close().await;
+            let patience = self.subscription.patience();
+            let _ = timeout(patience, self.subscription.close()).await;
             return Ok(());
         }
         if self.outage.takes_over(self.subscription.longest_pause()) {
@@ -133,7 +138,12 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                 () = turned(stop), if !is_stopping => {
                     is_stopping = true;
                     returning.send_replace(true);
-                    self.subscription.pause().await?;
+                    // What runs is ended all the same, as far as the broker takes it.
+                    match timeout(self.subscription.patience(), self.subscription.pause()).await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => self.still_sends(&error),
+                        Err(_) => self.still_sends(&no_answer()),
+                    }
                 }
                 () = sleep_until(begun + self.outage.proof(has_ended)), if self.outage.is_on() => {
                     self.outage.over();
@@ -180,10 +190,16 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
             }
             self.metrics.in_hand(tasks.len());
             if is_stopping && tasks.is_empty() {
-                self.subscription.close().await;
+                let patience = self.subscription.patience();
+                let _ = timeout(patience, self.subscription.close()).await;
                 return Ok(());
             }
         }
+    }
+
+    fn still_sends(&self, error: &Error) {
+        let consumer = &*self.shared.settings.name;
+        tracing::debug!(consumer, %error, "the broker does not say that it sends no more messages");
     }
 
     /// Waits until this consumer may have the messages; false where it is stopped before.
@@ -503,11 +519,13 @@ mod tests {
         /// What it says to each end; to all further ones the last.
         ends: Vec<Result<EndReply, Error>>,
         asked: Arc<AtomicUsize>,
+        /// Whether it says nothing to a consumer that stops.
+        is_silent: bool,
     }
 
     impl Fake {
         fn of(messages: Vec<Received>, ends: Vec<Result<EndReply, Error>>) -> Self {
-            Self { messages, ends, asked: Arc::default() }
+            Self { messages, ends, asked: Arc::default(), is_silent: false }
         }
     }
 
@@ -526,10 +544,14 @@ mod tests {
         }
 
         async fn pause(&mut self) -> Result<(), Error> {
-            Ok(())
+            if self.is_silent { std::future::pending().await } else { Ok(()) }
         }
 
-        async fn close(self: Box<Self>) {}
+        async fn close(self: Box<Self>) {
+            if self.is_silent {
+                std::future::pending().await
+            }
+        }
     }
 
     /// Consumes from a broker for so long, or until the broker cannot be used.
@@ -614,6 +636,26 @@ mod tests {
         assert!(consume_for(DEAD_LETTER * 10, &mut outage, fake).await.is_none());
         assert_eq!(asked.load(Ordering::Relaxed), 3, "it is tried until it is taken");
         assert!(!outage.is_on());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_broker_keeps_nothing_from_ending_at_a_shutdown() {
+        let mut outage = Outage::new("orders".into(), "amqp://localhost".to_owned());
+        // Its dead letter is still to be taken when the consumer stops.
+        let refused = Ok(EndReply::Refused(Error("no room".to_owned())));
+        let mut fake = Fake::of(vec![received(1)], vec![refused, Ok(EndReply::Taken)]);
+        fake.is_silent = true;
+        let asked = Arc::clone(&fake.asked);
+        let (stop, mut stopped) = watch::channel(false);
+        let (shared, metrics) = (shared().0, Metrics::new().consumer("orders"));
+        let consumer =
+            Consumer { shared: &shared, metrics: &metrics, outage: &mut outage, subscription: Box::new(fake) };
+        let stopping = async {
+            sleep(Duration::from_secs(1)).await;
+            stop.send_replace(true);
+        };
+        let (ran, ()) = tokio::join!(timeout(Duration::from_secs(60), consumer.run(&mut stopped)), stopping);
+        assert_eq!((ran, asked.load(Ordering::Relaxed)), (Ok(Ok(())), 2));
     }
 
     #[tokio::test(start_paused = true)]
