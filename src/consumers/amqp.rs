@@ -21,7 +21,7 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
-use super::source::{CONSUMER, End, EndReply, Error, REASON, Received, Subscription};
+use super::source::{CONSUMER, End, EndReply, Error, REASON, Received, Subscription, append};
 use super::{Amqp, Settings};
 
 /// How often each side says that it lives, in seconds, where nothing else is said. Twice that without a word, and the other is
@@ -197,7 +197,7 @@ impl Subscription for Queue {
                 let receipt = delivery.delivery_tag;
                 self.look_at_returns(&delivery.properties);
                 let body = Bytes::from(std::mem::take(&mut delivery.data));
-                let (properties, headers) = (properties(&delivery), Ok(headers(&delivery.properties)));
+                let (properties, headers) = (properties(&delivery), headers(&delivery.properties));
                 self.unacknowledged.insert(receipt, (delivery, body.clone()));
                 Ok(Received { receipt, properties, headers, body })
             }
@@ -373,22 +373,25 @@ fn properties(delivery: &Delivery) -> Vec<(&'static str, Bytes)> {
 }
 
 /// The headers of a message that HTTP can carry.
-fn headers(properties: &BasicProperties) -> HeaderMap {
+fn headers(properties: &BasicProperties) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     let table = properties.headers().as_ref().map(|table| table.inner());
     for (name, value) in table.into_iter().flatten() {
         let name = HeaderName::from_bytes(name.as_str().as_bytes());
         if let (Ok(name), Some(Ok(value))) = (name, header_value(value)) {
-            headers.insert(name, value);
+            // Two names may differ in their case alone.
+            headers.remove(&name);
+            append(&mut headers, name, value)?;
         }
     }
     for (name, value) in [(CONTENT_TYPE, properties.content_type()), (CONTENT_ENCODING, properties.content_encoding())]
     {
         if let Some(Ok(value)) = value.as_ref().map(|value| HeaderValue::from_str(value.as_str())) {
-            headers.insert(name, value);
+            headers.remove(&name);
+            append(&mut headers, name, value)?;
         }
     }
-    headers
+    Ok(headers)
 }
 
 fn header_value(value: &AMQPValue) -> Option<Result<HeaderValue, http::header::InvalidHeaderValue>> {
@@ -458,8 +461,9 @@ mod tests {
             table.insert(name.into(), value);
         }
         let properties = BasicProperties::default().with_headers(table).with_content_type("application/json".into());
+        let found = headers(&properties).unwrap();
         let mut found: Vec<_> =
-            headers(&properties).iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+            found.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
         found.sort();
         assert_eq!(found, ["content-type: application/json", "live: true", "retries: -3", "x-event-id: e-1"]);
     }

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use self::progress::{Place, Progress};
 use super::settings::addresses;
-use super::source::{CONSUMER, End, EndReply, Error, POSITION, REASON, Received, Subscription};
+use super::source::{CONSUMER, End, EndReply, Error, POSITION, REASON, Received, Subscription, append};
 use super::{Kafka, Settings};
 
 /// How long a broker may take to say what topics it has.
@@ -311,7 +311,7 @@ impl Topic {
         let received = Received {
             receipt: self.receipts,
             properties: self.properties(&message),
-            headers: Ok(headers(message.headers.as_ref())),
+            headers: headers(message.headers.as_ref()),
             body: message.body.clone().unwrap_or_default(),
         };
         self.unended.insert(self.receipts, message);
@@ -373,15 +373,15 @@ impl Topic {
 }
 
 /// The headers of a message that HTTP can carry.
-fn headers(headers: Option<&OwnedHeaders>) -> HeaderMap {
+fn headers(headers: Option<&OwnedHeaders>) -> Result<HeaderMap, String> {
     let mut known = HeaderMap::new();
     for header in headers.into_iter().flat_map(OwnedHeaders::iter) {
         let value = header.value.and_then(|value| HeaderValue::from_bytes(value).ok());
         if let (Ok(name), Some(value)) = (HeaderName::from_bytes(header.key.as_bytes()), value) {
-            known.append(name, value);
+            append(&mut known, name, value)?;
         }
     }
-    known
+    Ok(known)
 }
 
 #[cfg(test)]
@@ -396,9 +396,24 @@ mod tests {
         {
             of_message = of_message.insert(Header { key, value });
         }
-        let found = headers(Some(&of_message));
+        let found = headers(Some(&of_message)).unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!(found["x-event-id"], "e-1");
-        assert!(headers(None).is_empty());
+        assert!(headers(None).unwrap().is_empty());
+    }
+
+    #[test]
+    fn more_headers_than_a_map_can_have_are_a_problem() {
+        let of = |count: usize| {
+            let mut of_message = OwnedHeaders::new_with_capacity(count);
+            for number in 0..count {
+                of_message = of_message.insert(Header { key: &format!("x-{number}"), value: Some("x") });
+            }
+            headers(Some(&of_message))
+        };
+        assert_eq!(of(10_000).map(|headers| headers.len()), Ok(10_000));
+        for count in [10_001, 30_000] {
+            assert_eq!(of(count), Err("there are more than 10000".to_owned()));
+        }
     }
 }

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::settings::address;
-use super::source::{CONSUMER, ConnectionHistory, End, EndReply, Error, POSITION, REASON, Received, Subscription};
+use super::source::{CONSUMER, ConnectionHistory, End, EndReply, Error, POSITION, REASON, Received, Subscription, append};
 use super::{Nats, NatsLogin, Settings};
 
 mod unreadable;
@@ -232,7 +232,7 @@ impl Subscription for Pull {
             };
             if let Some(message) = taken {
                 let headers = headers(&message);
-                return Ok(self.receive(message, Ok(headers)));
+                return Ok(self.receive(message, headers));
             }
         }
     }
@@ -423,7 +423,7 @@ fn is_of_nats(name: impl AsRef<str>) -> bool {
 }
 
 /// The headers of a message that HTTP can carry, without those that NATS reads itself.
-fn headers(message: &Message) -> HeaderMap {
+fn headers(message: &Message) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, values) in message.headers.iter().flat_map(async_nats::HeaderMap::iter) {
         let text: &str = name.as_ref();
@@ -432,10 +432,10 @@ fn headers(message: &Message) -> HeaderMap {
             continue;
         }
         for value in values.iter().filter_map(|value| HeaderValue::from_str(value.as_str()).ok()) {
-            headers.append(name.clone(), value);
+            append(&mut headers, name.clone(), value)?;
         }
     }
-    headers
+    Ok(headers)
 }
 
 #[cfg(test)]

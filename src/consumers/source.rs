@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::Settings;
 
@@ -18,6 +18,9 @@ pub(super) const CONSUMER: &str = "x-oncegate-consumer";
 /// The header of a dead letter that names the message in its stream or topic.
 #[cfg_attr(not(any(feature = "kafka", feature = "nats")), expect(dead_code, reason = "no broker"))]
 pub(super) const POSITION: &str = "x-oncegate-position";
+
+/// How many headers a message may have. A map takes no more than 24,576, and the gate adds some of its own.
+const MOST_HEADERS: usize = 10_000;
 
 /// How long a broker may take to acknowledge a message, or to keep a dead letter, if it says nothing else.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -69,6 +72,15 @@ pub(super) struct ConnectionHistory {
     /// How far it has looked for messages that it cannot read.
     #[cfg(feature = "nats")]
     pub(super) looked: Arc<std::sync::Mutex<super::nats::Looked>>,
+}
+
+/// Adds a header of a message.
+#[cfg_attr(not(any(feature = "amqp", feature = "kafka", feature = "nats")), expect(dead_code, reason = "no broker"))]
+pub(super) fn append(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) -> Result<(), String> {
+    if headers.len() >= MOST_HEADERS || headers.try_append(name, value).is_err() {
+        return Err(format!("there are more than {MOST_HEADERS}"));
+    }
+    Ok(())
 }
 
 /// The messages of one consumer, over one connection.
