@@ -148,6 +148,11 @@ async fn confirming(connection: &Connection) -> Result<Channel, Error> {
     Ok(channel)
 }
 
+/// What follows from whether the end of a message was sent: once its channel has failed, the client sends none and reports no error.
+fn sent(is_sent: bool) -> Result<EndReply, Error> {
+    if is_sent { Ok(EndReply::Taken) } else { Err(Error("the channel of a message is closed".to_owned())) }
+}
+
 fn short(text: &str) -> Result<ShortString, Error> {
     ShortString::try_new(text).map_err(|error| Error(error.to_string()))
 }
@@ -219,12 +224,11 @@ impl Subscription for Queue {
             // It goes back with the connection. Before, it would only come here again.
             End::Returned if self.is_alone => return Ok(EndReply::Taken),
             End::Returned => {
-                delivery.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await?;
-                return Ok(EndReply::Taken);
+                let options = BasicNackOptions { requeue: true, ..BasicNackOptions::default() };
+                return sent(delivery.nack(options).await?);
             }
         }
-        delivery.ack(BasicAckOptions::default()).await?;
-        Ok(EndReply::Taken)
+        sent(delivery.ack(BasicAckOptions::default()).await?)
     }
 
     async fn pause(&mut self) -> Result<(), Error> {
@@ -424,6 +428,12 @@ mod tests {
         };
         assert!(refused("ACCESS_REFUSED - queue 'orders' in vhost '/' in exclusive use"));
         assert!(!refused("ACCESS_REFUSED - access to queue 'orders' in vhost '/' refused for user 'gate'"));
+    }
+
+    #[test]
+    fn the_end_of_a_message_that_was_not_sent_is_not_taken() {
+        assert_eq!(sent(true), Ok(EndReply::Taken));
+        assert!(sent(false).is_err());
     }
 
     #[test]
