@@ -43,6 +43,9 @@ const BATCH_BYTES: usize = 8 << 20;
 /// How long ends are gathered before a few deliveries are taken in their place, so that not each costs a call of its own.
 const GATHER: Duration = Duration::from_millis(10);
 
+/// How late deliveries of a route with a rate may be, and still be made up for: to take them needs time.
+const ARREARS: Duration = Duration::from_millis(50);
+
 /// How long a delivery waits that this version cannot read.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
 
@@ -50,10 +53,33 @@ const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
 struct RouteDeliveries {
     /// How many are under way.
     running: Arc<AtomicU32>,
-    /// When the next may begin, where the route has a rate.
-    next: Instant,
+    pace: Pace,
     /// When the last were taken.
     taken: Option<Instant>,
+}
+
+/// When deliveries may begin, where the route has a rate.
+struct Pace {
+    /// When the next may begin.
+    next: Instant,
+}
+
+impl Pace {
+    /// How many may begin now.
+    fn due(&mut self, gap: Duration, now: Instant) -> u32 {
+        // The rate may have been lower. What nothing was there for is not made up for.
+        let earliest = now.checked_sub(ARREARS).unwrap_or(now);
+        self.next = self.next.min(now + gap).max(earliest);
+        match now.checked_duration_since(self.next) {
+            Some(late) => 1 + u32::try_from(late.as_nanos() / gap.as_nanos().max(1)).unwrap_or(u32::MAX - 1),
+            None => 0,
+        }
+    }
+
+    /// So many began. The next follows the time for which they were due: how long it took to take them makes no difference.
+    fn began(&mut self, gap: Duration, count: u32) {
+        self.next += gap.saturating_mul(count);
+    }
 }
 
 /// Counts a delivery as under way, and says when that is over.
@@ -106,7 +132,8 @@ pub async fn deliver_accepted(
 
 /// Delivers what a route accepted, until there is no such route.
 async fn deliver_of(current: impl Fn() -> Arc<Gate>, name: Arc<str>) {
-    let mut deliveries = RouteDeliveries { running: Arc::default(), next: Instant::now(), taken: None };
+    let pace = Pace { next: Instant::now() };
+    let mut deliveries = RouteDeliveries { running: Arc::default(), pace, taken: None };
     loop {
         let gate = current();
         let Some(route) = gate.router.routes().iter().find(|route| route.name == name) else { return };
@@ -129,17 +156,13 @@ impl RouteDeliveries {
     /// Begins what is due and may begin; returns how long to wait, unless something happens.
     async fn deliver(&mut self, gate: &Arc<Gate>, route: &Arc<Route>, state: &Arc<RouteState>) -> Duration {
         let policy = &route.policy.deliver;
-        if let Some(rate) = policy.rate {
-            // The rate may have been lower.
-            self.next = self.next.min(Instant::now() + rate.gap());
-        }
         // A route without a due delivery must not keep the trial from others: it is given back, and taken again below.
         let Allowance { count: limit, trial } = self.allow(policy, state);
         let is_trial = trial.is_some();
         drop(trial);
         if limit == 0 {
             // The end of one that is under way on this route wakes this up sooner.
-            let wait = self.next.saturating_duration_since(Instant::now());
+            let wait = self.pace.next.saturating_duration_since(Instant::now());
             return if wait.is_zero() { POLL } else { wait.min(POLL) };
         }
         let gathering = self.gathering(policy, limit);
@@ -166,7 +189,7 @@ impl RouteDeliveries {
         let count = taken.len() as u32;
         self.taken = Some(Instant::now()).filter(|_| count > 0);
         if let Some(rate) = policy.rate {
-            self.next = self.next.max(Instant::now()) + rate.gap().saturating_mul(count);
+            self.pace.began(rate.gap(), count);
         }
         for taken in taken {
             let trial = is_trial.then(|| state.circuit.allow(1).trial).flatten();
@@ -190,13 +213,11 @@ impl RouteDeliveries {
     }
 
     /// How many may begin now.
-    fn allow(&self, policy: &Deliver, state: &RouteState) -> Allowance {
+    fn allow(&mut self, policy: &Deliver, state: &RouteState) -> Allowance {
         let running = self.running.load(Ordering::Acquire);
         let free = policy.concurrency.saturating_sub(running).min(BATCH as u32);
         state.circuit.allow(match policy.rate {
-            // One at a time, so that they are spread evenly.
-            Some(_) if self.next > Instant::now() => 0,
-            Some(_) => free.min(1),
+            Some(rate) => free.min(self.pace.due(rate.gap(), Instant::now())),
             None => free,
         })
     }
@@ -393,11 +414,68 @@ mod tests {
     async fn a_rate_that_is_raised_does_not_wait_out_the_old_one() {
         let gate = gate_on(Memory::new(), vec![Route::clone(&route_with("1/h"))]);
         let state = &gate.states["orders"];
-        let mut deliveries =
-            RouteDeliveries { running: Arc::default(), next: Instant::now() + Duration::from_secs(3600), taken: None };
+        let pace = Pace { next: Instant::now() + Duration::from_secs(3600) };
+        let mut deliveries = RouteDeliveries { running: Arc::default(), pace, taken: None };
         deliveries.deliver(&gate, &route_with("1/h"), state).await;
-        assert!(deliveries.next > Instant::now() + Duration::from_secs(3000));
+        assert!(deliveries.pace.next > Instant::now() + Duration::from_secs(3000));
         deliveries.deliver(&gate, &route_with("100/s"), state).await;
-        assert!(deliveries.next <= Instant::now() + Duration::from_millis(10));
+        assert!(deliveries.pace.next <= Instant::now() + Duration::from_millis(10));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_due_begins_together() {
+        let route = route_with("100/s");
+        let gate = gate_on(Memory::new(), vec![Route::clone(&route)]);
+        let pace = Pace { next: Instant::now() - Duration::from_millis(35) };
+        let mut deliveries = RouteDeliveries { running: Arc::default(), pace, taken: None };
+        assert_eq!(deliveries.allow(&route.policy.deliver, &gate.states["orders"]).count, 4);
+    }
+
+    /// How many begin in a time where each take needs some, and when each take begins.
+    fn paced(rate: &str, take: Duration, time: Duration) -> Vec<(Instant, u32)> {
+        let (gap, start) = (rate.parse::<DeliveryRate>().unwrap().gap(), Instant::now());
+        let (mut pace, mut now, mut begun) = (Pace { next: start }, start, Vec::new());
+        while now < start + time {
+            let due = pace.due(gap, now);
+            if due > 0 {
+                begun.push((now, due));
+                now += take;
+                pace.began(gap, due);
+            }
+            now = now.max(pace.next);
+        }
+        begun
+    }
+
+    #[test]
+    fn a_rate_is_what_it_says_however_long_it_takes_to_take_deliveries() {
+        let (millis, seconds) = (Duration::from_millis, Duration::from_secs);
+        let count = |begun: &[(Instant, u32)]| begun.iter().map(|(_, count)| count).sum::<u32>();
+        for (rate, take, time, expected) in [
+            ("100/s", millis(7), seconds(10), 1000),
+            ("1000/s", millis(7), seconds(10), 10_000),
+            ("1000/s", millis(40), seconds(10), 10_000),
+            ("20/m", millis(7), seconds(60), 20),
+            ("1/s", millis(900), seconds(10), 10),
+        ] {
+            let begun = paced(rate, take, time);
+            assert!(count(&begun).abs_diff(expected) <= expected / 100, "{rate}: {}", count(&begun));
+        }
+        // Where taking needs less time than the gap, each begins by itself.
+        let begun = paced("100/s", millis(7), seconds(1));
+        assert!(begun.iter().all(|(_, count)| *count == 1));
+        assert!(begun.windows(2).all(|pair| pair[1].0 - pair[0].0 == millis(10)));
+    }
+
+    #[test]
+    fn what_nothing_was_there_for_is_not_made_up_for() {
+        let (start, gap) = (Instant::now(), Duration::from_millis(10));
+        let mut pace = Pace { next: start };
+        let hour = Duration::from_secs(3600);
+        assert_eq!(pace.due(gap, start + hour), 6, "50 ms of it, and the one that is due");
+        pace.began(gap, 6);
+        assert_eq!(pace.due(gap, start + hour), 0);
+        let mut slow = Pace { next: start };
+        assert_eq!(slow.due(Duration::from_secs(1), start + hour), 1);
     }
 }
