@@ -9,7 +9,7 @@ use async_nats::jetstream::consumer::pull::{Batch, BatchError};
 use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer};
 use async_nats::jetstream::context::{GetStreamByNameErrorKind, PublishErrorKind};
 use async_nats::jetstream::{self, AckKind, Context, Message, stream};
-use async_nats::{Client, ConnectOptions, Event};
+use async_nats::{Client, ConnectOptions};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::FutureExt as _;
@@ -20,11 +20,15 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::settings::address;
-use super::source::{CONSUMER, ConnectionHistory, End, EndReply, Error, POSITION, REASON, Received, Subscription, append};
+use super::source::{
+    CONSUMER, ConnectionHistory, End, EndReply, Error, POSITION, REASON, Received, Subscription, append,
+};
 use super::{Nats, NatsLogin, Settings};
 
+mod trouble;
 mod unreadable;
 
+use self::trouble::Trouble;
 pub(super) use self::unreadable::Looked;
 
 /// The header by which a publisher names a message, and by which a stream recognises a copy.
@@ -69,7 +73,7 @@ struct Pull {
     looked: Arc<Mutex<Looked>>,
     receipts: u64,
     unacknowledged: Unacknowledged,
-    is_lost: watch::Receiver<bool>,
+    trouble: Trouble,
     /// After that time the server delivers messages again.
     redelivery: Duration,
     /// Keeps messages that are in work from being delivered again.
@@ -97,15 +101,16 @@ pub(super) async fn subscribe(
     most: u16,
     history: &ConnectionHistory,
 ) -> Result<Box<dyn Subscription>, Error> {
-    let (lost, is_lost) = watch::channel(false);
+    let (troubled, trouble) = watch::channel(None);
+    let trouble = Trouble(trouble);
     let options = match &source.login {
         NatsLogin::Anonymous => ConnectOptions::new(),
         NatsLogin::Token(token) => ConnectOptions::with_token(token.clone()),
         NatsLogin::User(user, password) => ConnectOptions::with_user_and_password(user.clone(), password.clone()),
     };
     let noted = move |event| {
-        if matches!(event, Event::Disconnected | Event::Closed) {
-            lost.send_replace(true);
+        if let Some(why) = trouble::of(&event) {
+            troubled.send_modify(|known| *known = Some(known.take().unwrap_or(why)));
         }
         std::future::ready(())
     };
@@ -114,6 +119,24 @@ pub(super) async fn subscribe(
     let servers: Vec<String> =
         source.servers.iter().map(|(host, port)| format!("{scheme}://{}", address(host, *port))).collect();
     let client = options.require_tls(source.is_encrypted).connect(servers).await.map_err(failed)?;
+    // Where the user has too few rights, no answer comes.
+    let mut troubling = trouble.clone();
+    tokio::select! {
+        biased;
+        error = troubling.arises() => Err(error),
+        opened = open(client, settings, source, most, history, trouble) => Ok(Box::new(opened?)),
+    }
+}
+
+/// Has all that is needed for messages of the stream.
+async fn open(
+    client: Client,
+    settings: &Arc<Settings>,
+    source: &Nats,
+    most: u16,
+    history: &ConnectionHistory,
+    trouble: Trouble,
+) -> Result<Pull, Error> {
     let context = jetstream::new(client.clone());
     let stream = context.get_stream(&source.stream).await;
     let stream = stream.map_err(|error| Error(format!("the stream {}: {error}", source.stream)))?;
@@ -133,7 +156,7 @@ pub(super) async fn subscribe(
         false => VecDeque::new(),
     };
     let unacknowledged = Unacknowledged::default();
-    Ok(Box::new(Pull {
+    Ok(Pull {
         name: Arc::clone(&settings.name),
         dead_letter,
         client,
@@ -149,8 +172,8 @@ pub(super) async fn subscribe(
         redelivery,
         progress: tokio::spawn(keep(unacknowledged.clone(), progress_interval(redelivery))),
         unacknowledged,
-        is_lost,
-    }))
+        trouble,
+    })
 }
 
 /// A consumer that could lose messages, or their order, is not used.
@@ -220,14 +243,14 @@ async fn dead_letters(context: &Context, subject: &str, of: &stream::Config) -> 
 #[async_trait]
 impl Subscription for Pull {
     async fn next(&mut self) -> Result<Received, Error> {
-        let mut is_lost = self.is_lost.clone();
+        let mut trouble = self.trouble.clone();
         loop {
             if let Some((message, problem)) = self.unreadable.pop_front() {
                 return Ok(self.receive(message, Err(problem)));
             }
             let taken = tokio::select! {
                 biased;
-                _ = is_lost.wait_for(|is_lost| *is_lost) => return Err(Error("the connection is lost".to_owned())),
+                error = trouble.arises() => return Err(error),
                 taken = self.take() => taken?,
             };
             if let Some(message) = taken {
@@ -378,7 +401,8 @@ impl Pull {
         for (name, values) in known.iter().filter(|(name, _)| is_kept(name)).chain(own.iter()) {
             values.iter().for_each(|value| all.append(name.clone(), value.clone()));
         }
-        let failed = |error| Error(format!("a dead letter for {} was not stored: {error}", self.dead_letter));
+        let failed =
+            |error| Error(format!("a dead letter for {} was not stored: {}", self.dead_letter, self.trouble.or(error)));
         // A message that is nearly as large as the server allows has no room for more headers.
         for headers in [all, own, async_nats::HeaderMap::new()] {
             let is_last = headers.is_empty();

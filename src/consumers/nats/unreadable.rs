@@ -22,6 +22,9 @@ use super::failed;
 /// A header of a dead letter: the headers of the message as they were, in Base64.
 const HEADERS: &str = "x-oncegate-headers";
 
+/// Where messages are looked at.
+pub(super) const LOOKS_AT: &str = "STREAM.MSG.GET.";
+
 /// How long to look, at each connection that follows a lost one.
 const SEARCH: Duration = Duration::from_secs(5);
 
@@ -104,7 +107,7 @@ async fn search(
         let mut first: Option<RawMessage> = None;
         for subject in &subjects {
             let asked = serde_json::json!({ "seq": next, "next_by_subj": subject });
-            let answer = context.request(format!("STREAM.MSG.GET.{}", info.stream_name), &asked).await;
+            let answer = context.request(format!("{LOOKS_AT}{}", info.stream_name), &asked).await;
             // An error: there is none.
             let Response::Ok(Stored { message }) = answer.map_err(failed)? else { continue };
             if first.as_ref().is_none_or(|first| message.sequence < first.sequence) {

@@ -27,6 +27,8 @@ const CONSUMER: &str = "gate";
 const DEAD: &str = "ORDERS-dead-letter";
 const USER: &str = "gate";
 const PASSWORD: &str = "s3cret";
+/// One who has not every right, with the same password.
+const LIMITED: &str = "limited";
 
 /// How long the server waits for an acknowledgement.
 const ACK_WAIT: Duration = Duration::from_secs(1);
@@ -48,12 +50,26 @@ impl Nats {
         Self::started(true)
     }
 
+    /// One with a user who may publish to these subjects alone, and its source for that user.
+    pub fn start_limited(subjects: &[&str]) -> (Self, String) {
+        let user = |name: &str, more: &str| format!("{{ user: \"{name}\", password: \"{PASSWORD}\"{more} }}");
+        let rights = format!(", permissions: {{ publish: {subjects:?}, subscribe: [\"_INBOX.>\"] }}");
+        let users = format!("authorization {{ users: [ {}, {} ] }}\n", user(USER, ""), user(LIMITED, &rights));
+        let server = Self::started_as(false, Some(&users));
+        let source = server.source().replace(&format!("//{USER}:"), &format!("//{LIMITED}:"));
+        (server, source)
+    }
+
     /// The certificate of its authority.
     pub fn authority(&self) -> PathBuf {
         self.directory.path().join("ca.pem")
     }
 
     fn started(is_encrypted: bool) -> Self {
+        Self::started_as(is_encrypted, None)
+    }
+
+    fn started_as(is_encrypted: bool, users: Option<&str>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let directory = process::directory("oncegate-nats");
         let mut server = Self { directory, address: process::free_address(), server: None, runtime, is_encrypted };
@@ -65,6 +81,10 @@ impl Nats {
             for file in ["server.pem", "server.key"] {
                 process::give(&directory.join(file));
             }
+        }
+        if let Some(users) = users {
+            std::fs::write(server.users(), users).expect("it can be written");
+            process::give(&server.users());
         }
         server.run();
         server.with(|context| async move {
@@ -78,6 +98,11 @@ impl Nats {
         });
         server.configure(-1, 1000);
         server
+    }
+
+    /// Its users, where it has more than one.
+    fn users(&self) -> PathBuf {
+        self.directory.path().join("users.conf")
     }
 
     fn options(&self) -> ConnectOptions {
@@ -180,7 +205,11 @@ impl Broker for Nats {
         let program = process::find("nats-server", &["/usr/sbin".into()]).expect("nats-server is installed");
         let mut command = process::unprivileged(&program);
         command.args(["-js", "-a"]).arg(self.address.ip().to_string()).arg("-p").arg(self.address.port().to_string());
-        command.args(["--user", USER, "--pass", PASSWORD]).arg("-sd").arg(self.directory.path().join("streams"));
+        match self.users().exists() {
+            true => command.arg("-c").arg(self.users()),
+            false => command.args(["--user", USER, "--pass", PASSWORD]),
+        };
+        command.arg("-sd").arg(self.directory.path().join("streams"));
         if self.is_encrypted {
             let file = |name: &str| self.directory.path().join(name);
             command.arg("--tls").arg("--tlscert").arg(file("server.pem")).arg("--tlskey").arg(file("server.key"));

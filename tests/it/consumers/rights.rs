@@ -1,0 +1,56 @@
+//! A user of NATS who has not every right.
+
+use std::time::Duration;
+
+use super::{consuming_from, ended, is_connected, wait_for};
+use crate::support::brokers::{Broker, Nats};
+use crate::support::{Reply, Upstream, eventually};
+
+/// As the book lists them: docs/recipes/consumers.md.
+const ALL: [&str; 8] = [
+    "$JS.API.STREAM.INFO.ORDERS",
+    "$JS.API.CONSUMER.INFO.ORDERS.gate",
+    "$JS.API.STREAM.NAMES",
+    "$JS.API.CONSUMER.MSG.NEXT.ORDERS.gate",
+    "$JS.ACK.ORDERS.gate.>",
+    "ORDERS.dead-letter",
+    "$JS.API.STREAM.CREATE.ORDERS-dead-letter",
+    "$JS.API.STREAM.MSG.GET.ORDERS",
+];
+
+#[test]
+fn the_rights_that_the_book_lists_are_enough() {
+    let (broker, source) = Nats::start_limited(&ALL);
+    broker.publish_raw("\r\nno colon", "odd");
+    broker.publish(&[(Some("m-1"), "{}"), (None, "nameless")]);
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = consuming_from::<Nats>(&upstream, &source, "").start();
+    wait_for(&gate, "done", 1);
+    wait_for(&gate, "dead", 2);
+    assert!(!gate.log().contains("Permissions Violation"), "{}", gate.log());
+    gate.stop();
+    assert_eq!(broker.waiting(), 0);
+}
+
+#[test]
+fn a_right_that_is_missing_is_an_outage_with_the_words_of_the_server() {
+    let mut missing = ALL.to_vec();
+    // The last one has a warning of its own.
+    missing.pop();
+    for subject in missing {
+        let others: Vec<&str> = ALL.into_iter().filter(|other| *other != subject).collect();
+        let (broker, source) = Nats::start_limited(&others);
+        // One message to acknowledge, and one for the dead letters.
+        broker.publish(&[(Some("m-1"), "{}"), (None, "nameless")]);
+        let upstream = Upstream::start(|_| Reply::ok("done"));
+        let gate = consuming_from::<Nats>(&upstream, &source, "").start();
+        let shown = if subject.starts_with("$JS.ACK.") { "$JS.ACK.>" } else { subject };
+        let words = format!("Permissions Violation for Publish to \\\"{shown}\\\"");
+        eventually(&words, || gate.log().contains(&words).then_some(()));
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(!is_connected(&gate), "{subject}");
+        assert!(gate.log().contains("no messages come"), "{subject}: {}", gate.log());
+        // Again and again, but ever more rarely.
+        assert!(ended(&gate, "done") < 8.0, "{subject}");
+    }
+}
