@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::request::Head;
 use crate::http::body::Body;
 use crate::http::headers::without_names;
-use crate::http::problem::{MEDIA_TYPE, Problem, RATE_LIMIT, RATE_LIMIT_POLICY};
+use crate::http::problem::{MEDIA_TYPE, Problem, RATE_LIMIT, RATE_LIMIT_POLICY, set_date};
 use crate::idempotency::policy::Cors;
 use crate::idempotency::record::{RequestId, Timestamp};
 use crate::route::{Ambiguous, Route, Router};
@@ -47,6 +47,7 @@ pub(super) fn takes_get_only() -> Response<Body> {
     headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
     headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("en"));
+    set_date(headers);
     response
 }
 

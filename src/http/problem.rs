@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::header::{
     CONNECTION, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_TYPE, DATE, LINK, RETRY_AFTER, WWW_AUTHENTICATE,
 };
-use http::{HeaderName, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use serde::Serialize;
 
 use super::headers::CONTROL;
@@ -86,9 +86,7 @@ impl Problem {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("en"));
-        if let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
-            headers.insert(DATE, date);
-        }
+        set_date(headers);
         if let Some(link) = docs.and_then(|url| HeaderValue::from_str(&format!("<{url}>; rel=\"describedby\"")).ok()) {
             headers.insert(LINK, link);
         }
@@ -157,6 +155,13 @@ pub const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// The media type of problems (RFC 9457).
 pub const MEDIA_TYPE: &str = "application/problem+json";
+
+/// Says when an answer of the gate itself was made (RFC 9110, 6.6.1).
+pub fn set_date(headers: &mut HeaderMap) {
+    if let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
+        headers.insert(DATE, date);
+    }
+}
 
 /// Whole seconds, at least 1.
 pub fn whole_seconds(wait: Duration) -> u64 {

@@ -21,7 +21,7 @@ use crate::gate::request::Head;
 use crate::gate::{Gate, RouteState};
 use crate::http::body::Body;
 use crate::http::prefer;
-use crate::http::problem::{Problem, whole_seconds};
+use crate::http::problem::{Problem, set_date, whole_seconds};
 use crate::http::request_body::{Buffered, IN_MEMORY};
 use crate::http::usage::{Account, Usage};
 use crate::idempotency::codec::{self, AcceptedRequest, Details};
@@ -36,6 +36,9 @@ use crate::route::Route;
 use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, Taken};
 use crate::store::{Error, RecordEntry, Store};
 use crate::telemetry::outcome::{Code, Outcome};
+
+/// The state of a request that was given up.
+const DEAD: &str = "dead";
 
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
@@ -202,7 +205,7 @@ impl ProtectedRequest {
         Some(match known {
             Known::Accepted => self.accepted_reply("queued"),
             Known::Queued(delivery) => match self.is_retry_of(&delivery.head).await {
-                Ok(None) => self.accepted_reply(if delivery.is_dead() { "dead" } else { "queued" }),
+                Ok(None) => self.accepted_reply(if delivery.is_dead() { DEAD } else { "queued" }),
                 Ok(Some(decision)) => self.reply(decision, None),
                 Err(problem) => self.problem(problem),
             },
@@ -278,7 +281,11 @@ impl ProtectedRequest {
         let wait = self.state.estimator.remaining(Duration::ZERO, self.timeout());
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
+        // What is given up stays so: nothing is to be waited for.
+        if state != DEAD {
+            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
+        }
+        set_date(headers);
         headers.insert(PREFERENCE_APPLIED, HeaderValue::from_static("respond-async"));
         if let Ok(location) = HeaderValue::try_from(location) {
             headers.insert(LOCATION, location);

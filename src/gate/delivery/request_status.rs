@@ -1,7 +1,7 @@
 //! `GET /.well-known/oncegate/requests/{id}`: what became of an accepted request, for the caller who sent it.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, DATE, RETRY_AFTER, VARY};
 use http::{HeaderMap, HeaderValue, Method, Request, Response};
@@ -15,7 +15,7 @@ use crate::gate::request::Head;
 use crate::gate::{Gate, OVERLOADED_RETRY, TOO_MANY};
 use crate::http::answer;
 use crate::http::body::Body;
-use crate::http::problem::{Problem, whole_seconds};
+use crate::http::problem::{Problem, set_date, whole_seconds};
 use crate::http::request_body::RequestBody;
 use crate::http::server::Peer;
 use crate::http::usage::{Account, Usage};
@@ -136,10 +136,8 @@ impl Gate {
         let mut response = self.share(reply, origin).response;
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if !headers.contains_key(DATE)
-            && let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now()))
-        {
-            headers.insert(DATE, date);
+        if !headers.contains_key(DATE) {
+            set_date(headers);
         }
         response
     }

@@ -4,12 +4,10 @@
 //! of `const:` in a scope.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::header::{
-    ACCEPT, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, DATE, ETAG, VARY,
-    X_CONTENT_TYPE_OPTIONS,
+    ACCEPT, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, VARY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 
@@ -17,6 +15,7 @@ use self::document::Document;
 use crate::gate::answer::takes_get_only;
 use crate::http::body::Body;
 use crate::http::headers::{is_known, members};
+use crate::http::problem::set_date;
 use crate::http::upstream::Upstream;
 use crate::route::Router;
 
@@ -62,16 +61,11 @@ impl PolicyPage {
     /// The answer to a request that asks for the page.
     pub(in crate::gate) fn answer<B>(&self, request: &Request<B>) -> Response<Body> {
         let headers = request.headers();
-        let mut response = if *request.method() != Method::GET && *request.method() != Method::HEAD {
-            takes_get_only()
-        } else if prefers_html(headers) {
-            self.html.answer(headers)
-        } else {
-            self.json.answer(headers)
-        };
-        if let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
-            response.headers_mut().insert(DATE, date);
+        if *request.method() != Method::GET && *request.method() != Method::HEAD {
+            return takes_get_only();
         }
+        let mut response = if prefers_html(headers) { self.html.answer(headers) } else { self.json.answer(headers) };
+        set_date(response.headers_mut());
         response
     }
 }

@@ -266,3 +266,53 @@ fn what_an_operator_releases_while_its_route_is_held_back_is_delivered_afterward
     wait_for(&gate, &location, "completed");
     assert_eq!(upstream.runs(), 2);
 }
+
+/// What one tenant sent, and what is still to be delivered of it.
+#[test]
+fn a_purge_by_scope_reaches_what_is_queued_and_what_is_dead() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|request| match request.head.get("x-tenant").as_deref() {
+        Some("acme") if request.head.get("x-dead").is_some() => {
+            Reply::raw("HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n")
+        }
+        _ => Reply::ok("done"),
+    });
+    let scope = "scope = [\"header:X-Tenant\"]\ndeliver = { attempts = 1 }\n";
+    let gate = accepting(&upstream, scope).start();
+    let send = |tenant: &str, key: &str| Request::post("/charges").key(key).header("x-tenant", tenant).body("{}");
+    let status_for =
+        |tenant: &str, location: &str| Request::get(location).header("x-tenant", tenant).send(&gate).json();
+    let dead = expect_accepted(&send("acme", "k-1").header("x-dead", "1").send(&gate));
+    let is_dead = || Some(()).filter(|()| status_for("acme", &dead)["state"] == "dead");
+    eventually("it is given up", is_dead);
+    let pause = json!({"route": route_of(&gate), "reason": "look"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause))), 204);
+    for (tenant, key) in [("acme", "k-2"), ("acme", "k-3"), ("globex", "k-2")] {
+        expect_accepted(&send(tenant, key).send(&gate));
+    }
+    let purge = |more: Value| {
+        let mut body = json!({"filter": {"scope": "header:X-Tenant=acme"}});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        gate.admin("POST", "/api/v1/records/purge", Some(&body)).json()
+    };
+    let counts =
+        |report: &Value| ["matched", "accepted", "done", "failed"].map(|name| report[name].as_u64().unwrap_or(0));
+    assert_eq!(counts(&purge(json!({"dry_run": true}))), [3, 3, 0, 0]);
+    let listed = || gate.admin("GET", "/api/v1/deliveries", None).json()["deliveries"].as_array().unwrap().len();
+    assert_eq!(listed(), 4);
+    assert_eq!(counts(&purge(json!({"reason": "erased"}))), [3, 3, 3, 0]);
+    assert_eq!(listed(), 1);
+    // By state, records alone are meant.
+    let of_state = json!({"filter": {"state": "completed"}, "reason": "a test"});
+    assert_eq!(counts(&gate.admin("POST", "/api/v1/records/purge", Some(&of_state)).json()), [0; 4]);
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&pause))), 204);
+    upstream.wait_for_runs(2);
+    let of_all = json!({"all": true, "reason": "a test"});
+    eventually("the other is delivered and removed", || {
+        let done = gate.admin("POST", "/api/v1/records/purge", Some(&of_all)).json();
+        (counts(&done) == [1, 0, 1, 0]).then_some(())
+    });
+    assert_eq!((upstream.runs(), listed()), (2, 0));
+}
