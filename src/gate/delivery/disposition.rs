@@ -75,7 +75,7 @@ impl Gate {
         tokio::spawn(Box::pin(drive(request, Client(client))));
         match reply.await {
             Ok(reply) => {
-                if let Some(is_reached) = is_reached(&reply) {
+                if let Some(is_reached) = is_reached(&reply).filter(|_| !self.was_prevented(&reply)) {
                     state.circuit.ended(is_reached);
                 }
                 let tries = Tries { age: tries.age.saturating_add(began.elapsed()), ..tries };
@@ -84,6 +84,11 @@ impl Gate {
             // A bug: how far it came, its record says.
             Err(_) => Ok(Disposition::Wait(RUNNING)),
         }
+    }
+
+    /// Whether a shutdown may have kept a request from its upstream. Nothing was sent.
+    fn was_prevented(&self, reply: &Reply) -> bool {
+        reply.outcome == Outcome::Problem(Code::UpstreamUnreachable) && self.shared.drain.abandon.subscribe().get()
     }
 
     async fn disposition(
@@ -103,6 +108,9 @@ impl Gate {
             if found.is_none_or(|listed| listed.record.state == State::InFlight) {
                 return Ok(Disposition::Wait(SOON));
             }
+        }
+        if self.was_prevented(&reply) {
+            return Ok(Disposition::Wait(SOON));
         }
         match reply.outcome {
             Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Disposition::Done),
@@ -273,6 +281,20 @@ mod tests {
         };
         assert_eq!(is_reached(&too_early()), None);
         assert!(matches!(disposition(too_early()).await, Disposition::Wait(_)));
+    }
+
+    #[tokio::test]
+    async fn what_a_shutdown_keeps_from_the_upstream_is_no_attempt() {
+        let (gate, id) = (gate_of(Vec::new()), RecordId([1; 32]));
+        let disposition = async || {
+            let problem = Problem::new(Code::UpstreamUnreachable, "nothing was sent");
+            let reply = Reply::problem(problem, None, RequestId(std::num::NonZeroU64::MIN));
+            let tries = Tries { attempts: 1000, age: Duration::ZERO };
+            gate.disposition((id, true), reply, tries, &Policy::default()).await.unwrap()
+        };
+        assert!(matches!(disposition().await, Disposition::GiveUp { is_attempt: true, .. }));
+        gate.shared.drain.abandon.send_replace(true);
+        assert_eq!(disposition().await, Disposition::Wait(SOON));
     }
 
     #[test]
