@@ -117,7 +117,7 @@ pub enum NextTry {
     Again(Duration),
     /// It is given up after so many attempts.
     Exhausted,
-    /// It is given up: it was accepted too long ago.
+    /// It is given up: it is too old.
     TooOld,
 }
 

@@ -373,10 +373,11 @@ pub fn of(store: &dyn Store) -> Result<&dyn Deliveries, Error> {
     store.deliveries().ok_or_else(|| Error::determinate(ErrorKind::Other, "this store keeps no deliveries"))
 }
 
-/// Logs that a delivery cannot be read: others are taken all the same.
+/// Logs that a delivery cannot be read. Others are taken all the same, but for those behind it of its scope where the order
+/// counts: an operator purges it.
 pub(super) fn passed_over(id: Option<RecordId>, error: &dyn std::fmt::Display) {
     let record = id.map(tracing::field::display);
-    tracing::error!(record, %error, "an accepted request cannot be read, and is passed over: its row in the store is damaged");
+    tracing::error!(record, %error, "an accepted request cannot be read, and is passed over: its row in the store is damaged; with order = \"scope\", those behind it wait until it is purged");
 }
 
 /// Removes the delivery whose attempt claimed a record. A delivery that was accepted after the claim belongs to a later request

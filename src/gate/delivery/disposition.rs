@@ -186,8 +186,9 @@ fn again(deliver: &Deliver, tries: Tries, asked: Option<Duration>, note: String)
     let given_up = |note| Disposition::GiveUp { is_attempt: true, note };
     match deliver.next_try(attempts, tries.age, asked, fastrand::u64(..)) {
         NextTry::Again(pause) => Disposition::Again { pause, note },
+        NextTry::Exhausted if attempts == 1 => given_up(format!("{note}, after 1 attempt")),
         NextTry::Exhausted => given_up(format!("{note}, after {attempts} attempts")),
-        NextTry::TooOld => given_up(format!("{note}, and it was accepted too long ago")),
+        NextTry::TooOld => given_up(format!("{note}, and deliver.give_up_after is over")),
     }
 }
 
@@ -295,6 +296,22 @@ mod tests {
         assert!(matches!(disposition().await, Disposition::GiveUp { is_attempt: true, .. }));
         gate.shared.drain.abandon.send_replace(true);
         assert_eq!(disposition().await, Disposition::Wait(SOON));
+    }
+
+    #[test]
+    fn what_is_given_up_says_why() {
+        let note = |most, age, tries| {
+            let deliver = Deliver { attempts: most, give_up_after: Duration::from_secs(60), ..Deliver::default() };
+            let tries = Tries { attempts: tries, age: Duration::from_secs(age) };
+            match again(&deliver, tries, None, "released: 503".to_owned()) {
+                Disposition::GiveUp { note, .. } => note,
+                other => format!("{other:?}"),
+            }
+        };
+        assert_eq!(note(1, 0, 0), "released: 503, after 1 attempt");
+        assert_eq!(note(20, 0, 19), "released: 503, after 20 attempts");
+        // It may be a message, which was not accepted.
+        assert_eq!(note(20, 60, 3), "released: 503, and deliver.give_up_after is over");
     }
 
     #[test]
