@@ -40,8 +40,11 @@ const ORIGINAL_ID: &str = "x-oncegate-message-id";
 /// How long a request for messages waits at the server.
 const REQUEST: Duration = Duration::from_secs(30);
 
-/// A request that ends this long before its time has not ended by itself.
-const EARLY: Duration = Duration::from_secs(5);
+/// A request that ends before this part of its time is left has not ended by itself.
+const EARLY: u32 = 6;
+
+/// The server may allow less time for a request, but not less than this.
+const SHORTEST_REQUEST: Duration = Duration::from_secs(1);
 
 /// How long the last acknowledgements may take to leave.
 const FLUSH: Duration = Duration::from_secs(5);
@@ -63,6 +66,7 @@ struct Pull {
     consumer: PullConsumer,
     /// How many messages may be taken and not ended.
     most: usize,
+    limits: RequestLimits,
     /// A request for messages, before and after the server has it. It asks for no more than may be taken.
     opening: Option<Opening>,
     batch: Option<Batch>,
@@ -148,7 +152,7 @@ async fn open(
     check(config, settings.concurrency).map_err(|problem| {
         Error(format!("the consumer {} of the stream {} {problem}", source.consumer, source.stream))
     })?;
-    let redelivery = redelivery(config);
+    let (redelivery, limits) = (redelivery(config), RequestLimits::of(config));
     let dead_letter = settings.dead_letter();
     dead_letters(&context, &dead_letter, &stream.cached_info().config).await?;
     let unreadable = match history.was_lost {
@@ -163,6 +167,7 @@ async fn open(
         context,
         consumer,
         most: most.into(),
+        limits,
         opening: None,
         batch: None,
         open_for: (Instant::now(), 0),
@@ -184,12 +189,37 @@ fn check(config: &Config, concurrency: u32) -> Result<(), &'static str> {
     if config.max_deliver > 0 {
         return Err("must have max_deliver = -1: NATS would stop delivering a message, and it would be no dead letter");
     }
+    if config.headers_only {
+        return Err("must not have headers_only: each request would have an empty body");
+    }
+    if !config.max_expires.is_zero() && config.max_expires < SHORTEST_REQUEST {
+        return Err("must have max_expires = 1s or more, or none: the gate asks anew each time");
+    }
     if concurrency == 1 && config.max_ack_pending != 1 {
         return Err(
             "must have max_ack_pending = 1 where concurrency = 1: otherwise the order is lost when a gate dies",
         );
     }
     Ok(())
+}
+
+/// What a request for messages may ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RequestLimits {
+    /// How long it waits.
+    time: Duration,
+    /// One that ends this long before its time has not ended by itself.
+    early: Duration,
+    messages: usize,
+}
+
+impl RequestLimits {
+    /// What the server allows for a consumer: it refuses a request that asks for more.
+    fn of(config: &Config) -> Self {
+        let time = if config.max_expires.is_zero() { REQUEST } else { REQUEST.min(config.max_expires) };
+        let messages = usize::try_from(config.max_batch).ok().filter(|most| *most > 0).unwrap_or(usize::MAX);
+        Self { time, early: time / EARLY, messages }
+    }
 }
 
 /// After what time without a word the server delivers a message again.
@@ -342,12 +372,12 @@ impl Pull {
                     // connection would end before that message has.
                     std::future::pending::<()>().await;
                 }
-                self.open_for = (Instant::now() + REQUEST - EARLY, free);
+                let RequestLimits { time, early, messages } = self.limits;
+                let wanted = free.min(messages);
+                self.open_for = (Instant::now() + time - early, wanted);
                 let consumer = self.consumer.clone();
                 self.opening =
-                    Some(Box::pin(
-                        async move { consumer.batch().max_messages(free).expires(REQUEST).messages().await },
-                    ));
+                    Some(Box::pin(async move { consumer.batch().max_messages(wanted).expires(time).messages().await }));
             }
             if let Some(opening) = &mut self.opening {
                 let opened = opening.await;
@@ -490,8 +520,23 @@ mod tests {
         refused(Config { ack_policy: AckPolicy::All, ..fit.clone() }, 16, "ack_policy");
         refused(Config { ack_policy: AckPolicy::None, ..fit.clone() }, 16, "ack_policy");
         refused(Config { max_deliver: 5, ..fit.clone() }, 16, "max_deliver");
+        refused(Config { headers_only: true, ..fit.clone() }, 16, "headers_only");
+        refused(Config { max_expires: Duration::from_millis(10), ..fit.clone() }, 16, "max_expires");
         refused(fit.clone(), 1, "max_ack_pending");
         assert_eq!(check(&Config { max_ack_pending: 1, ..fit }, 1), Ok(()));
+    }
+
+    #[test]
+    fn a_request_asks_for_no_more_than_the_server_allows() {
+        let limits = |seconds, max_batch| {
+            RequestLimits::of(&Config { max_expires: Duration::from_secs(seconds), max_batch, ..Config::default() })
+        };
+        let free = RequestLimits { time: REQUEST, early: Duration::from_secs(5), messages: usize::MAX };
+        for unlimited in [limits(0, 0), limits(0, -1), limits(60, 0)] {
+            assert_eq!(unlimited, free);
+        }
+        let early = Duration::from_secs(2);
+        assert_eq!(limits(12, 10), RequestLimits { time: Duration::from_secs(12), early, messages: 10 });
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::support::{Gate, Plan, Reply, Request, Signal, Upstream, eventually};
 
 mod alone;
 mod broken;
-mod rights;
+mod jetstream;
 
 /// How long a part of a campaign may take.
 const LONG: Duration = Duration::from_secs(300);

@@ -127,16 +127,20 @@ impl Nats {
 
     /// Makes the consumer, or changes it.
     pub fn configure(&self, max_deliver: i64, max_ack_pending: i64) {
+        self.configure_with(pull::Config { max_deliver, max_ack_pending, ..pull::Config::default() });
+    }
+
+    /// The same, where the server allows no request for messages to be as large, or as long, as the gate's.
+    pub fn limit_requests(&self) {
+        let (max_batch, max_expires) = (2, Duration::from_secs(1));
+        self.configure_with(pull::Config { max_deliver: -1, max_batch, max_expires, ..pull::Config::default() });
+    }
+
+    fn configure_with(&self, config: pull::Config) {
         self.with(|context| async move {
             let stream = context.get_stream(STREAM).await?;
-            let config = pull::Config {
-                durable_name: Some(CONSUMER.to_owned()),
-                ack_wait: ACK_WAIT,
-                max_deliver,
-                max_ack_pending,
-                ..pull::Config::default()
-            };
-            Ok(stream.create_consumer(config).await?)
+            let durable_name = Some(CONSUMER.to_owned());
+            Ok(stream.create_consumer(pull::Config { durable_name, ack_wait: ACK_WAIT, ..config }).await?)
         });
     }
 

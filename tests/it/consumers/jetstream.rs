@@ -1,8 +1,8 @@
-//! A user of NATS who has not every right.
+//! NATS: rights that a user lacks, and limits of a consumer.
 
 use std::time::Duration;
 
-use super::{consuming_from, ended, is_connected, wait_for};
+use super::{consuming, consuming_from, ended, is_connected, wait_for, wait_for_connection};
 use crate::support::brokers::{Broker, Nats};
 use crate::support::{Reply, Upstream, eventually};
 
@@ -53,4 +53,19 @@ fn a_right_that_is_missing_is_an_outage_with_the_words_of_the_server() {
         // Again and again, but ever more rarely.
         assert!(ended(&gate, "done") < 8.0, "{subject}");
     }
+}
+
+#[test]
+fn a_consumer_of_nats_that_limits_requests_for_messages_is_used() {
+    let broker = Nats::start();
+    broker.limit_requests();
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = consuming(&upstream, &broker, "").start();
+    wait_for_connection(&gate);
+    // A request for messages ends by itself in between.
+    std::thread::sleep(Duration::from_millis(1500));
+    let ids: Vec<String> = (0..9).map(|nth| format!("m-{nth}")).collect();
+    broker.publish(&ids.iter().map(|id| (Some(&**id), "{}")).collect::<Vec<_>>());
+    wait_for(&gate, "done", ids.len());
+    assert!(!gate.log().contains("no messages come"), "{}", gate.log());
 }
