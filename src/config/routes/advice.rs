@@ -9,6 +9,7 @@ use http::{HeaderName, Method};
 use super::super::declare::Keys as _;
 use super::super::node::Table;
 use super::super::units::show_duration;
+use crate::idempotency::delivery::Deliver;
 use crate::idempotency::grpc::Status;
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy, StoreFailure};
@@ -152,6 +153,9 @@ pub(super) fn on_calls(table: &Table<'_>, route: &str, policy: &Policy) {
     }
 }
 
+/// Keys of `deliver` that messages do not keep to.
+const OF_ACCEPTED: [&str; 4] = ["timeout", "concurrency", "rate", "order"];
+
 /// Says which keys of a route's own do nothing, because of its `mode`. A key of `[defaults]` may serve other routes. Messages of
 /// consumers keep to `deliver` where a route accepts no requests.
 pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy, has_consumers: bool) {
@@ -167,6 +171,13 @@ pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy, has_
     };
     for key in idle.into_iter().filter(|key| table.get(key).is_some()) {
         table.advise(key, format!("`{key}` has no effect: route `{route}` {why}"));
+    }
+    if policy.mode == Mode::Protect && !policy.accepts() && has_consumers && table.get("deliver").is_some() {
+        let deliver = table.table("deliver", Deliver::SECTION);
+        for key in OF_ACCEPTED.into_iter().filter(|key| deliver.get(key).is_some()) {
+            let why = "accepts no requests, and messages do not keep to it";
+            deliver.advise(key, format!("`deliver.{key}` has no effect: route `{route}` {why}"));
+        }
     }
 }
 

@@ -48,6 +48,13 @@ fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
     let consumer =
         "[[consumers]]\nname = \"c\"\nrequest = \"POST /x\"\nsource = \"nats://127.0.0.1?stream=S&consumer=c\"\n";
     assert_eq!(idle(&format!("mode = \"protect\"\ndeliver.attempts = 3\n{consumer}")), Vec::<String>::new());
+    let most = "deliver = { attempts = 3, rate = \"1/s\", timeout = \"5s\" }";
+    let not_kept = "accepts no requests, and messages do not keep to it";
+    assert_eq!(
+        idle(&format!("mode = \"protect\"\n{most}\n{consumer}")),
+        [line("deliver.rate", not_kept), line("deliver.timeout", not_kept)]
+    );
+    assert_eq!(idle(&format!("async = \"allow\"\n{most}\n{consumer}")), Vec::<String>::new());
     // What stands in [defaults] may be for other routes.
     let defaults = "[defaults]\nttl = \"7d\"\n[[routes]]\nname = \"r\"\npath = \"/{*rest}\"\nmode = \"pass\"\n";
     assert_eq!(advised(&format!("{APP}{defaults}"), "ttl"), Vec::<String>::new());
