@@ -167,7 +167,7 @@ pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy, has_
             (vec!["deliver"], "accepts no requests; write async = \"allow\", or mode = \"accept\"")
         }
         Mode::Protect => (vec![], ""),
-        Mode::Accept => (vec!["async"], "accepts every request"),
+        Mode::Accept => (vec!["async", "body", "in_flight"], "accepts every request"),
     };
     for key in idle.into_iter().filter(|key| table.get(key).is_some()) {
         table.advise(key, format!("`{key}` has no effect: route `{route}` {why}"));

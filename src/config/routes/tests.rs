@@ -42,7 +42,9 @@ fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
     let accept = "accepts no requests; write async = \"allow\", or mode = \"accept\"";
     assert_eq!(idle("mode = \"protect\"\ndeliver.attempts = 3"), [line("deliver", accept)]);
     assert_eq!(idle("async = \"allow\"\ndeliver.attempts = 3"), Vec::<String>::new());
-    assert_eq!(idle("mode = \"accept\"\nasync = \"allow\""), [line("async", "accepts every request")]);
+    let keys = "async = \"allow\"\nbody = \"stream\"\nin_flight = { wait = \"1s\" }";
+    let unused = ["async", "body", "in_flight"].map(|key| line(key, "accepts every request"));
+    assert_eq!(idle(&format!("mode = \"accept\"\n{keys}")), unused);
     assert_eq!(idle("mode = \"accept\"\ndeliver.attempts = 3"), Vec::<String>::new());
     // Messages keep to it.
     let consumer =

@@ -88,7 +88,7 @@ impl Gate {
 
     /// Whether a shutdown may have kept a request from its upstream. Nothing was sent.
     fn was_prevented(&self, reply: &Reply) -> bool {
-        reply.outcome == Outcome::Problem(Code::UpstreamUnreachable) && self.shared.drain.abandon.subscribe().get()
+        reply.outcome == Outcome::Problem(Code::UpstreamUnreachable) && self.shared.drain.is_over()
     }
 
     async fn disposition(
@@ -294,7 +294,7 @@ mod tests {
             gate.disposition((id, true), reply, tries, &Policy::default()).await.unwrap()
         };
         assert!(matches!(disposition().await, Disposition::GiveUp { is_attempt: true, .. }));
-        gate.shared.drain.abandon.send_replace(true);
+        gate.shared.drain.end();
         assert_eq!(disposition().await, Disposition::Wait(SOON));
     }
 
