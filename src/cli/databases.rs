@@ -1,9 +1,11 @@
 //! A store that is spread over databases: opening it, as far as they can be reached.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use tokio::time::timeout;
 
 use crate::config::Postgres as Settings;
 use crate::store::Store;
@@ -11,6 +13,9 @@ use crate::store::postgres::layout::find;
 use crate::store::postgres::{Description, OpenError, Opened, Postgres};
 use crate::store::sharded::layout::{DatabaseId, DatabaseMap, Found, Misfit, fit, follow};
 use crate::store::sharded::{Databases, Sharded};
+
+/// How long a database may take to say where records are. What another one says is enough.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A store of several databases.
 pub(super) struct Spread {
@@ -78,7 +83,17 @@ pub(super) async fn open(databases: Vec<Settings>, wrap: Wrap, observe: Observe)
 impl List {
     /// What the databases say that can be reached.
     async fn look(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
-        let looks = join_all(self.databases.iter().map(|database| find(&database.settings))).await;
+        self.look_within(Duration::MAX).await
+    }
+
+    /// The same of those that answer within a time.
+    async fn look_within(&self, patience: Duration) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
+        let late = |_| Err(OpenError::Unreachable("it did not answer in time".to_owned()));
+        let looks = self
+            .databases
+            .iter()
+            .map(async |database| timeout(patience, find(&database.settings)).await.unwrap_or_else(late));
+        let looks = join_all(looks).await;
         let (mut found, mut opened, mut failed) = (Vec::new(), None, None);
         for (look, name) in looks.into_iter().zip(&self.names) {
             match look {
@@ -128,7 +143,7 @@ impl Databases for List {
     }
 
     async fn routes(&self, ids: &[DatabaseId]) -> Result<DatabaseMap, String> {
-        let (found, _) = self.look().await.map_err(|error| error.to_string())?;
+        let (found, _) = self.look_within(PATIENCE).await.map_err(|error| error.to_string())?;
         follow(ids, &found).ok_or_else(|| "no database says where records are".to_owned())
     }
 

@@ -16,7 +16,7 @@ use crate::store::deliveries::{
     self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
     NewDelivery, Sequence, Take,
 };
-use crate::store::{Error, ErrorKind, Origin, OriginId, Store};
+use crate::store::{Error, Origin, OriginId, Store};
 
 /// How long a database may take to say what is due. What it says later is due again when its hold ends.
 const TURN: Duration = Duration::from_secs(1);
@@ -120,7 +120,7 @@ impl Deliveries for Sharded {
             Box::pin(async move { deliveries::of(&*store)?.count_deliveries().await })
         };
         let mut counts: HashMap<Option<OriginId>, DeliveryCount> = HashMap::new();
-        for count in self.of_reached(call).await?.into_iter().flatten() {
+        for count in self.of_reached(&self.routes.load(), call).await?.into_iter().flatten() {
             match counts.get_mut(&count.origin.as_ref().map(Origin::id)) {
                 Some(known) => {
                     known.queued += count.queued;
@@ -136,12 +136,7 @@ impl Deliveries for Sharded {
     /// In every database, as the databases themselves say which those are: a gate notices late that records move. Where one fails
     /// and another does not, it is half done, and is to be said again.
     async fn pause(&self, origin: OriginId, is_paused: bool) -> Result<bool, Error> {
-        let known = self.routes.load_full();
-        let unsaid = |why: String| Error::determinate(ErrorKind::Unavailable, why);
-        let routes = self.databases.routes(&known.ids).await.map_err(unsaid)?;
-        if routes != *known {
-            self.is_moved.notify_one();
-        }
+        let routes = self.look().await?;
         if routes.is_partial() {
             return Err(not_all());
         }
@@ -170,7 +165,8 @@ impl Deliveries for Sharded {
         let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             Box::pin(async move { deliveries::of(&*store)?.paused().await })
         };
-        let mut paused: Vec<OriginId> = self.of_reached(call).await?.into_iter().flatten().collect();
+        let mut paused: Vec<OriginId> =
+            self.of_reached(&self.routes.load(), call).await?.into_iter().flatten().collect();
         paused.sort_by_key(|origin| origin.0);
         paused.dedup();
         Ok(paused)

@@ -157,10 +157,12 @@ pub fn follow(ids: &[DatabaseId], found: &[Option<Found>]) -> Option<DatabaseMap
 }
 
 /// What the database says that knows most. They change one after another when a move begins and when it ends: one that
-/// speaks of both lists knows both.
+/// speaks of both lists knows both. One that its own list does not name was removed, and does not hear of later moves.
 fn latest(found: &[Option<Found>]) -> Option<&Layout> {
-    let layouts = || found.iter().flatten().filter_map(|one| one.layout.as_ref());
-    layouts().find(|layout| layout.target.is_some()).or_else(|| layouts().next())
+    let layouts = || found.iter().flatten().filter_map(|one| Some((&one.id, one.layout.as_ref()?)));
+    let moving = layouts().find(|(_, layout)| layout.target.is_some());
+    let known = moving.or_else(|| layouts().find(|(id, layout)| layout.members.contains(id)));
+    known.or_else(|| layouts().next()).map(|(_, layout)| layout)
 }
 
 impl Misfit {
@@ -314,6 +316,10 @@ mod tests {
         assert_eq!(routes(&[C, A]), Some(vec![Some(2), Some(0)]));
         assert_eq!(routes(&[A, [0xd; 16]]), Some(vec![Some(0), None]));
         assert_eq!(follow(&[A], &[None]), None);
+        // It was removed before the move that the others know of.
+        let removed = [says(C, &[A, B], None), says(A, &[A, B, [0xd; 16]], None)];
+        let members = follow(&[C, A], &removed).map(|routes| routes.members);
+        assert_eq!(members, Some(vec![Some(1), None, None]));
     }
 
     #[test]

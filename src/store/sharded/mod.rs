@@ -49,6 +49,9 @@ const PING_TIMEOUT: Duration = Duration::from_millis(800);
 /// How much longer than the first database the others may take to know new rules, before this goes on without them.
 const ADOPTION_GRACE: Duration = Duration::from_secs(5);
 
+/// How often what reads all records begins anew because they were elsewhere by its end.
+const READS: usize = 3;
+
 /// Opens the databases of a list.
 #[async_trait]
 pub trait Databases: Send + Sync + 'static {
@@ -226,18 +229,33 @@ impl Sharded {
         &self,
         call: impl Fn(Arc<dyn Store>) -> BoxFuture<'static, Result<T, Error>>,
     ) -> Result<Vec<T>, Error> {
-        if self.routes.load().is_partial() {
+        let mut routes = self.routes.load_full();
+        for _ in 0..READS {
+            let results = self.of_all_of(&routes, &call).await?;
+            let now = self.look().await?;
+            if *routes == now {
+                return Ok(results);
+            }
+            routes = Arc::new(now);
+        }
+        Err(not_all())
+    }
+
+    /// The same of every database that may have records by a map, which may be old.
+    async fn of_all_of<T>(
+        &self,
+        routes: &DatabaseMap,
+        call: impl Fn(Arc<dyn Store>) -> BoxFuture<'static, Result<T, Error>>,
+    ) -> Result<Vec<T>, Error> {
+        if routes.is_partial() {
             return Err(not_all());
         }
-        let calls = self.all().into_iter().map(|(_, member)| {
+        let calls = routes.all().into_iter().map(|index| {
+            let member = &self.members[index];
             let call = member.store().map(|store| call(Arc::clone(store)));
             async move { call?.await.map_err(|error| named(&member.name, error)) }
         });
         try_join_all(calls).await
-    }
-
-    fn is_moving(&self) -> bool {
-        self.routes.load().target.is_some()
     }
 }
 
@@ -384,9 +402,10 @@ impl Store for Sharded {
             let (origins, rules) = (origins.clone(), rules.clone());
             Box::pin(async move { store.changes(origins, rules).await })
         };
-        let asked = self.all().len();
-        let answers = self.of_reached(changes).await?;
-        if answers.len() < asked || self.is_moving() {
+        let routes = self.routes.load_full();
+        let answers = self.of_reached(&routes, changes).await?;
+        let is_whole = answers.len() == routes.all().len() && routes.target.is_none() && !routes.is_partial();
+        if !is_whole || self.look().await? != *routes {
             let services = adoption::services(&origins, &rules);
             let mut on_file = self.identities().await?;
             on_file.retain(|found| services.contains(&*found.service));
@@ -411,13 +430,15 @@ impl Store for Sharded {
                 return Ok(changes);
             }
         }
-        self.adopt_each(&Arc::new(Adoption { origins, rules, accept_change })).await
+        // A database that has records by now must know them too.
+        let routes = self.look().await?;
+        self.adopt_each(&routes, &Arc::new(Adoption { origins, rules, accept_change })).await
     }
 
     async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
         let identities =
             |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.identities().await }) };
-        Ok(merge::identities(self.of_reached(identities).await?))
+        Ok(merge::identities(self.of_reached(&self.routes.load(), identities).await?))
     }
 
     async fn ping(&self) -> Result<(), Error> {

@@ -8,14 +8,18 @@ use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::{DatabaseMap, Databases};
+use super::{DatabaseMap, Databases, Sharded};
 use crate::idempotency::record::RecordId;
+use crate::store::{Error, ErrorKind};
 
 /// The shortest time between two looks at where records are.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The time between looks at where records are while they move: nothing is refused when that is over.
 pub(super) const LOOK_WHILE_MOVING: Duration = Duration::from_secs(5);
+
+/// The same while none is known to: a gate that has no request with a key is refused nothing, and goes by it all the same.
+pub(super) const LOOK_AT_REST: Duration = Duration::from_secs(30);
 
 /// Which records have moved, as far as it was noticed: one bit for each of the parts of the ids.
 pub(super) struct Moved([AtomicU64; 64]);
@@ -46,7 +50,21 @@ impl Moved {
     }
 }
 
-/// Looks where records are whenever a database has refused some as another's, and while they move.
+impl Sharded {
+    /// Where records are, as the databases themselves say. What reads all records asks once more when it has read: a gate
+    /// notices by itself only from time to time that they move, and a list without those of a new database would look whole.
+    pub(super) async fn look(&self) -> Result<DatabaseMap, Error> {
+        let known = self.routes.load_full();
+        let unsaid = |why: String| Error::determinate(ErrorKind::Unavailable, why);
+        let found = self.databases.routes(&known.ids).await.map_err(unsaid)?;
+        if found != *known {
+            self.is_moved.notify_one();
+        }
+        Ok(found)
+    }
+}
+
+/// Looks where records are from time to time, and whenever a database has refused some as another's.
 pub(super) async fn look_where_records_are(
     is_moved: Arc<Notify>,
     routes: Arc<ArcSwap<DatabaseMap>>,
@@ -54,12 +72,9 @@ pub(super) async fn look_where_records_are(
 ) {
     loop {
         let now = routes.load_full();
-        let is_refused = if now.target.is_some() || now.is_partial() {
-            timeout(LOOK_WHILE_MOVING, is_moved.notified()).await.is_ok()
-        } else {
-            is_moved.notified().await;
-            true
-        };
+        let is_moving = now.target.is_some() || now.is_partial();
+        let pause = if is_moving { LOOK_WHILE_MOVING } else { LOOK_AT_REST };
+        let is_refused = timeout(pause, is_moved.notified()).await.is_ok();
         match databases.routes(&now.ids).await {
             Ok(found) => {
                 if *now != found {

@@ -169,3 +169,83 @@ async fn the_end_of_a_move_is_noticed_though_nothing_is_refused() {
     sleep(2 * LOOK_WHILE_MOVING).await;
     assert_eq!(store.count().await.unwrap(), [1, 0, 0]);
 }
+
+/// A list whose databases say where records are.
+struct Said(ArcSwap<DatabaseMap>);
+
+#[async_trait]
+impl Databases for Said {
+    async fn open(&self, _: usize) -> Result<Arc<dyn Store>, String> {
+        Err("it is open".to_owned())
+    }
+
+    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+        Ok(DatabaseMap::clone(&self.0.load()))
+    }
+
+    fn observed(&self, _: usize, _: bool) {}
+}
+
+/// A gate that has these databases in its list, believes this of where records are, and has not heard what they say now.
+fn unaware(stores: &[Arc<Memory>], believed: DatabaseMap, said: DatabaseMap) -> Sharded {
+    let names = ["a", "b", "c"].into_iter().zip(stores);
+    let opened = names.map(|(name, store)| (name.into(), Some(Arc::clone(store) as Arc<dyn Store>))).collect();
+    Sharded::new(opened, believed, Arc::new(Said(ArcSwap::from_pointee(said))))
+}
+
+fn places(members: &[Option<usize>]) -> DatabaseMap {
+    DatabaseMap { members: members.to_vec(), ..DatabaseMap::default() }
+}
+
+/// It would list a part of the records as if that were all of them, as it is not refused anything.
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_does_not_know_of_a_move_lists_no_part_of_the_records() {
+    let stores: [Arc<Memory>; 2] = Default::default();
+    stores[0].claim(RecordId([0x10; 32]), contract::fresh(1)).await.unwrap();
+    let store = unaware(&stores, DatabaseMap::fixed(2), places(&[Some(0), Some(1), None]));
+    let is_moved = |error: Error| assert_eq!(error.cause().kind, ErrorKind::Moved, "{error}");
+    is_moved(store.list(Filter::default(), None, 9).await.unwrap_err());
+    is_moved(store.scan(Filter::default(), None, 9).await.unwrap_err());
+    is_moved(store.resealing().unwrap().beginnings(None, 9).await.unwrap_err());
+    is_moved(store.count().await.unwrap_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_go_on_where_the_records_are_now() {
+    let stores: [Arc<Memory>; 3] = Default::default();
+    for (index, first) in [(0, 0x10), (0, 0x70), (1, 0xf0)] {
+        stores[index].claim(RecordId([first; 32]), contract::fresh(first)).await.unwrap();
+    }
+    let store = unaware(&stores, DatabaseMap::fixed(3), places(&[Some(0), Some(1)]));
+    let found = store.scan(Filter::default(), Some(RecordId([0x60; 32])), 9).await.unwrap();
+    let ids: Vec<u8> = found.records.iter().map(|listed| listed.id.0[0]).collect();
+    assert_eq!(ids, [0x70, 0xf0]);
+}
+
+fn rules(digest: u8) -> NamespaceRuleSet {
+    let (service, namespace) = ("shop".into(), "charges".into());
+    NamespaceRuleSet { service, namespace, digest: [digest; 32], others: Vec::new(), description: None }
+}
+
+/// How many keys other rules would forget is not known where records are out of its reach, whether or not it knows that.
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_does_not_name_all_databases_takes_no_other_rules() {
+    let partial = || places(&[Some(0), Some(1), None]);
+    for believed in [partial(), DatabaseMap::fixed(2)] {
+        let stores: [Arc<Memory>; 2] = Default::default();
+        let store = unaware(&stores, believed, partial());
+        assert_eq!(store.adopt(Vec::new(), vec![rules(1)], false).await.unwrap(), []);
+        let refused = store.adopt(Vec::new(), vec![rules(2)], false).await.unwrap_err();
+        assert_eq!(refused.cause().kind, ErrorKind::Unavailable, "{refused}");
+        assert_eq!(stores[0].identities().await.unwrap()[0].digest, Some([1; 32]));
+    }
+}
+
+/// It was not asked for a while, and the database is one of those that have records again.
+#[tokio::test(start_paused = true)]
+async fn all_databases_that_have_records_by_now_know_the_rules() {
+    let stores: [Arc<Memory>; 2] = Default::default();
+    let store = unaware(&stores, places(&[Some(0)]), DatabaseMap::fixed(2));
+    assert_eq!(store.adopt(Vec::new(), vec![rules(1)], false).await.unwrap(), []);
+    assert_eq!(stores[1].identities().await.unwrap()[0].digest, Some([1; 32]));
+}

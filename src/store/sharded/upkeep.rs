@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::member::{Adoption, Busy, Member};
 use super::placement::place_of;
-use super::{ADOPTION_GRACE, Sharded, merge, not_all};
+use super::{ADOPTION_GRACE, DatabaseMap, READS, Sharded, merge, not_all};
 use crate::idempotency::record::RecordId;
 use crate::store::{Error, ErrorKind, IdentityChange, LeaseRenewal, Store};
 
@@ -142,10 +142,11 @@ impl Sharded {
     /// The answers of all databases that can be reached, and of one at least.
     pub(super) async fn of_reached<T>(
         &self,
+        routes: &DatabaseMap,
         call: impl Fn(Arc<dyn Store>) -> BoxFuture<'static, Result<T, Error>>,
     ) -> Result<Vec<T>, Error> {
-        let calls = self.all().into_iter().map(|(_, member)| {
-            let call = member.store().map(|store| call(Arc::clone(store)));
+        let calls = routes.all().into_iter().map(|index| {
+            let call = self.members[index].store().map(|store| call(Arc::clone(store)));
             async move { call?.await }
         });
         let (mut done, mut failed) = (Vec::new(), None);
@@ -160,9 +161,14 @@ impl Sharded {
     }
 
     /// Makes every database know the rules. One that cannot be reached takes no claims until it does.
-    pub(super) async fn adopt_each(&self, adoption: &Arc<Adoption>) -> Result<Vec<IdentityChange>, Error> {
+    pub(super) async fn adopt_each(
+        &self,
+        routes: &DatabaseMap,
+        adoption: &Arc<Adoption>,
+    ) -> Result<Vec<IdentityChange>, Error> {
         let (sender, mut answers) = mpsc::unbounded_channel();
-        let members = self.all();
+        let members: Vec<(usize, &Arc<Member>)> =
+            routes.all().into_iter().map(|index| (index, &self.members[index])).collect();
         for (index, member) in &members {
             let (index, store, sender) = (*index, member.store().map(Arc::clone), sender.clone());
             let adoption = Arc::clone(adoption);
@@ -215,11 +221,31 @@ impl Sharded {
         call: impl Fn(Arc<dyn Store>, usize) -> BoxFuture<'static, Result<Part<T>, Error>>,
         id: impl Fn(&T) -> RecordId,
     ) -> Result<Part<T>, Error> {
-        if self.is_moving() {
-            let parts = self.of_all(|store| call(store, wanted)).await?;
-            return Ok(merge::in_order(parts, id, wanted));
+        let mut routes = self.routes.load_full();
+        for _ in 0..READS {
+            let part = if routes.target.is_some() {
+                let parts = self.of_all_of(&routes, |store| call(store, wanted)).await?;
+                merge::in_order(parts, &id, wanted)
+            } else {
+                self.of_places(&routes, after, wanted, &call).await?
+            };
+            let now = self.look().await?;
+            if *routes == now {
+                return Ok(part);
+            }
+            routes = Arc::new(now);
         }
-        let routes = self.routes.load_full();
+        Err(not_all())
+    }
+
+    /// The same from one database after another, as they have records by a map, which may be old.
+    async fn of_places<T>(
+        &self,
+        routes: &DatabaseMap,
+        after: Option<RecordId>,
+        wanted: usize,
+        call: impl Fn(Arc<dyn Store>, usize) -> BoxFuture<'static, Result<Part<T>, Error>>,
+    ) -> Result<Part<T>, Error> {
         let (mut found, count) = (Vec::new(), routes.members.len());
         for place in after.map_or(0, |after| place_of(after, count))..count {
             let Some(member) = routes.members[place].map(|index| &self.members[index]) else {
