@@ -104,12 +104,16 @@ fn replaced<'a>(own: &'a [NamespaceRuleSet], on_file: &[&NamespaceRules]) -> Vec
     own.iter().filter(|rules| !on_file.iter().any(|found| found.goes_with(rules))).collect()
 }
 
-/// Whether adopting these rules replaces others by which gates that run may still claim; or whether another gate has just
-/// replaced some, by the clock of this process.
+/// Whether adopting these rules replaces others by which gates that run may still claim: those that make new ids, or those of
+/// another id secret, by which a gate makes its ids that swaps the two later; or whether another gate has just replaced some,
+/// by the clock of this process.
 #[must_use]
 pub fn replaces(on_file: &[NamespaceRules], rules: IdentityRules<'_>, now: Timestamp) -> bool {
     let (_, adopting) = rules.adoption();
-    let goes = |found: &NamespaceRules| adopting.iter().any(|rule| found.goes_with(rule));
+    let finds_all = |found: &NamespaceRules, rule: &NamespaceRuleSet| {
+        found.in_force().into_iter().all(|digest| rule.finds(Some(digest)))
+    };
+    let goes = |found: &NamespaceRules| adopting.iter().any(|rule| found.goes_with(rule) && finds_all(found, rule));
     let is_young = |found: &NamespaceRules| {
         let [.., _, last] = &found.periods[..] else { return false };
         last.since.plus(YOUNG) > now
@@ -121,7 +125,11 @@ pub fn replaces(on_file: &[NamespaceRules], rules: IdentityRules<'_>, now: Times
 mod tests {
     use super::*;
     use crate::gate::tests::{gate_of, route};
+    use crate::gate::{Secret, Settings};
     use crate::idempotency::policy::Mode;
+    use crate::store::Store;
+    use crate::store::memory::Memory;
+    use crate::telemetry::wall_clock;
 
     fn gate(scope: &str) -> Arc<Gate> {
         gate_of(vec![route("charges", Mode::Protect, scope)])
@@ -172,5 +180,27 @@ mod tests {
         adopt(&one, &other).await;
         one.shared.newest.store(Arc::new(vec![Arc::clone(&one.router), Arc::clone(&other.router)]));
         assert!(!refuses(&one).await, "a reload is under way");
+    }
+
+    /// While secrets rotate, all gates go with each other: but one that drops a secret would run beside those that make ids by it.
+    #[tokio::test]
+    async fn a_gate_that_drops_a_secret_replaces_the_rules_of_those_that_make_ids_with_it() {
+        let gate = gate("host");
+        let settings = |secrets: &[u8]| {
+            let mut secrets = secrets.iter().map(|secret| Some(Secret(Arc::new([*secret; 32]))));
+            let (id_secret, other_id_secrets) = (secrets.next().flatten(), secrets.collect());
+            Settings { id_secret, other_id_secrets, ..gate.settings.clone() }
+        };
+        let replaces = async |former: &[u8], next: &[u8]| {
+            let (store, later) = (Memory::new(), wall_clock().plus(Duration::from_secs(3600)));
+            let (former, next) = (settings(former), settings(next));
+            let [former, next] = [&former, &next].map(|settings| IdentityRules::of(settings, &gate.router));
+            let (origins, rules) = former.adoption();
+            store.adopt(origins, rules, false).await.unwrap();
+            replaces(&store.identities().await.unwrap(), next, later)
+        };
+        assert!(!replaces(&[1], &[1]).await, "the same");
+        assert!(!replaces(&[1], &[1, 2]).await && !replaces(&[1, 2], &[2, 1]).await, "both find all");
+        assert!(replaces(&[2, 1], &[2]).await && replaces(&[1, 2], &[1]).await, "others may make ids with either");
     }
 }
