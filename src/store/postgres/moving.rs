@@ -12,25 +12,22 @@
 //! A range whose attempts do not end in time is taken back, unless somebody has begun to set it aside.
 //!
 //! Who owns what, and what was given up, is all that there is to know of how far this is: it may end anywhere, and goes on
-//! from there. Of two that do it at once, neither can undo a step of the other, for each is checked where it is done.
+//! from there. Of two that do it at once, neither can undo a step of the other, for each is checked where it is done. One that
+//! was stopped for a while does no step in another move than its own: each is done in databases that are held in the move.
+
+mod member;
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
-use std::pin::pin;
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::{SinkExt as _, StreamExt as _};
 use tokio::time::{Instant, sleep};
 use tokio_postgres::types::Type;
-use tokio_postgres::{Error as SqlError, Row, Transaction};
 
-use super::connect::Connector;
-use super::layout::{Database, look};
+use self::member::{Member, Stage, within};
+use super::layout::look;
 use super::ranges::Range;
-use super::schema::{self, LOCK};
-use super::session::{CallError, Parameter, Session};
-use super::{OpenError, Settings, error};
+use super::session::Parameter;
+use super::{OpenError, Settings};
 use crate::store::sharded::layout::{DatabaseId, Layout, Misfit};
 
 /// About how many records are handed over at once: for so long, new claims of their ids are refused.
@@ -49,10 +46,6 @@ const MAX_SKEW: i64 = 2_000;
 /// Between two looks whether the attempts of a range have ended.
 const POLL: Duration = Duration::from_millis(20);
 
-/// How often a step is tried that others hold up, and the pause between.
-const TRIES: u32 = 100;
-const PAUSE: Duration = Duration::from_millis(100);
-
 /// What is kept beside records, which every database needs, and what to do where it is there.
 const SHARED: [(&str, &str); 4] = [
     ("origin", "DO NOTHING"),
@@ -60,6 +53,28 @@ const SHARED: [(&str, &str); 4] = [
     ("rules_period", "DO NOTHING"),
     ("paused", "DO NOTHING"),
 ];
+
+/// What operators did.
+const AUDIT: &str = "audit";
+
+/// For the transaction that writes what comes from another database.
+const IS_MOVING: &str = "SET LOCAL oncegate.is_moving = 'on'";
+
+/// Whether a range was given up, and all of it is aside.
+const IS_ASIDE: &str = "SELECT NOT EXISTS (
+        SELECT FROM oncegate.owned o WHERE ($2 IS NULL OR o.first < $2) AND (o.beyond IS NULL OR o.beyond > $1)
+    ) AND NOT EXISTS (
+        SELECT FROM oncegate.handover h
+        WHERE ($2 IS NULL OR h.first < $2) AND (h.beyond IS NULL OR h.beyond > $1) AND NOT h.is_aside
+    )";
+
+/// Makes a database know of a move, and its end; false where it is in another one.
+const BEGIN_MOVE: &str = "WITH changed AS (
+        UPDATE oncegate.layout SET target = $2 WHERE members = $1 AND target IS NULL RETURNING true
+    ) SELECT EXISTS (SELECT FROM changed) OR EXISTS (SELECT FROM oncegate.layout WHERE members = $1 AND target = $2)";
+const END_MOVE: &str = "WITH changed AS (
+        UPDATE oncegate.layout SET members = $2, target = NULL WHERE members = $1 AND target = $2 RETURNING true
+    ) SELECT EXISTS (SELECT FROM changed) OR EXISTS (SELECT FROM oncegate.layout WHERE members = $2 AND target IS NULL)";
 
 /// Two lists of databases.
 pub struct Move {
@@ -71,22 +86,12 @@ pub struct Move {
     pub is_preparation: bool,
 }
 
-/// One of the databases of both lists.
-struct Member {
-    name: String,
-    session: Session,
-    database: Database,
-}
-
 /// Moves records, or goes on with it. `say` hears how far it is.
 ///
 /// # Errors
 /// See [`OpenError`]. It can be run again after each.
 pub async fn move_records(lists: &Move, say: &mut dyn FnMut(String)) -> Result<(), OpenError> {
-    let mut members: Vec<Member> = Vec::new();
-    let (from, to) = (ids(&lists.from, &mut members).await?, ids(&lists.to, &mut members).await?);
-    let mut moving = Moving { members, from, to };
-    moving.check()?;
+    let mut moving = Moving::of(lists).await?;
     moving.check_clocks().await?;
     if moving.is_over() {
         say("nothing to move: the records are where they belong".to_owned());
@@ -95,7 +100,7 @@ pub async fn move_records(lists: &Move, say: &mut dyn FnMut(String)) -> Result<(
     moving.announce().await?;
     moving.copy_rules().await?;
     if lists.is_preparation {
-        let (from, to) = (moving.from.len(), moving.to.len());
+        let (from, to) = (moving.lists.from.len(), moving.lists.to.len());
         say(format!(
             "the databases know that records move from {from} to {to} of them; restart the gates with the next list, and run this \
              again without --prepare"
@@ -104,8 +109,8 @@ pub async fn move_records(lists: &Move, say: &mut dyn FnMut(String)) -> Result<(
     }
     moving.hand_over_all(say).await?;
     moving.finish().await?;
-    let plural = if moving.to.len() == 1 { "" } else { "s" };
-    say(format!("the records are in {} database{plural}", moving.to.len()));
+    let plural = if moving.lists.to.len() == 1 { "" } else { "s" };
+    say(format!("the records are in {} database{plural}", moving.lists.to.len()));
     Ok(())
 }
 
@@ -113,7 +118,7 @@ pub async fn move_records(lists: &Move, say: &mut dyn FnMut(String)) -> Result<(
 async fn ids(list: &[(String, Settings)], members: &mut Vec<Member>) -> Result<Vec<DatabaseId>, OpenError> {
     let mut ids = Vec::new();
     for (name, settings) in list {
-        let session = connect(settings).await.map_err(|error| OpenError::of_database(name, error))?;
+        let session = member::connect(settings).await.map_err(|error| OpenError::of_database(name, error))?;
         let database = look(session.client()).await.map_err(|error| OpenError::of_database(name, error))?;
         let id = database.found.id;
         if ids.contains(&id) {
@@ -129,33 +134,43 @@ async fn ids(list: &[(String, Settings)], members: &mut Vec<Member>) -> Result<V
     Ok(ids)
 }
 
-/// A connection on which all is durable that is seen.
-async fn connect(settings: &Settings) -> Result<Session, OpenError> {
-    let session = Connector::new(settings).connect_unchecked().await?;
-    schema::check(session.client()).await?;
-    session.commit().await.map_err(CallError::into_open_error)?;
-    Ok(session)
-}
-
 struct Moving {
     members: Vec<Member>,
+    lists: Lists,
+}
+
+/// The databases of both lists.
+struct Lists {
     from: Vec<DatabaseId>,
     to: Vec<DatabaseId>,
 }
 
 impl Moving {
+    /// Connects to the databases of both lists, and refuses lists that are not what these say.
+    async fn of(lists: &Move) -> Result<Self, OpenError> {
+        let mut members: Vec<Member> = Vec::new();
+        let (from, to) = (ids(&lists.from, &mut members).await?, ids(&lists.to, &mut members).await?);
+        let moving = Self { members, lists: Lists { from, to } };
+        moving.check()?;
+        Ok(moving)
+    }
+
     /// Refuses lists that are not what the databases say.
     fn check(&self) -> Result<(), OpenError> {
         for (index, member) in self.members.iter().enumerate() {
-            let is_former = index < self.from.len();
+            let is_former = index < self.lists.from.len();
             let fits = match &member.database.found.layout {
-                Some(Layout { members, target: None }) => *members == self.to || is_former && *members == self.from,
-                Some(Layout { members, target: Some(target) }) => *members == self.from && *target == self.to,
-                None if is_former => self.from.len() == 1,
+                Some(Layout { members, target: None }) => {
+                    *members == self.lists.to || is_former && *members == self.lists.from
+                }
+                Some(Layout { members, target: Some(target) }) => {
+                    *members == self.lists.from && *target == self.lists.to
+                }
+                None if is_former => self.lists.from.len() == 1,
                 None => !member.database.has_records,
             };
             if !fits {
-                let (flag, list) = if is_former { ("--from", &self.from) } else { ("--to", &self.to) };
+                let (flag, list) = if is_former { ("--from", &self.lists.from) } else { ("--to", &self.lists.to) };
                 let found = &member.database.found;
                 let place = list.iter().position(|id| *id == found.id).unwrap_or_default();
                 return Err(Misfit::of_move(member.name.clone(), found, flag, place, list.len()).into());
@@ -193,7 +208,7 @@ impl Moving {
                 .found
                 .layout
                 .as_ref()
-                .is_some_and(|layout| layout.target.is_none() && layout.members == self.to)
+                .is_some_and(|layout| layout.target.is_none() && layout.members == self.lists.to)
         })
     }
 
@@ -209,8 +224,8 @@ impl Moving {
             (first.id, first.secret)
         };
         let mut taken: BTreeSet<i16> = self.members.iter().filter_map(|member| member.database.number).collect();
-        let former = self.from.len();
-        let (from, to) = (slices(&self.from), slices(&self.to));
+        let former = self.lists.from.len();
+        let (from, to) = (slices(&self.lists.from), slices(&self.lists.to));
         let order: Vec<usize> = (former..self.members.len()).chain(0..former).collect();
         for index in order {
             let member = &mut self.members[index];
@@ -222,7 +237,7 @@ impl Moving {
                 .found
                 .layout
                 .as_ref()
-                .is_some_and(|layout| layout.members != self.from || layout.target.is_some())
+                .is_some_and(|layout| layout.members != self.lists.from || layout.target.is_some())
             {
                 continue;
             }
@@ -237,17 +252,20 @@ impl Moving {
                 (&number, Type::INT2),
                 (&owned, Type::BYTEA),
             ];
-            match member.database.found.layout {
-                None => member.change(LOCK, "SELECT oncegate.join_v1($1, $2, $3, $4, $5, $6, NULL)", &join).await?,
-                Some(_) => member.change(LOCK, "UPDATE oncegate.layout SET target = $1", &join[3..4]).await?,
+            let begun = match member.database.found.layout {
+                None => member.change(None, "SELECT oncegate.join_v1($1, $2, $3, $4, $5, $6, NULL)", &join).await?,
+                Some(_) => member.change(None, BEGIN_MOVE, &join[2..4]).await?,
             };
+            if !begun {
+                return Err(member.is_in_other_move());
+            }
         }
         Ok(())
     }
 
     /// Makes the next databases know what is kept beside records.
     async fn copy_rules(&mut self) -> Result<(), OpenError> {
-        for to in self.to.clone() {
+        for to in self.lists.to.clone() {
             let target = self.index(&to)?;
             for (table, conflict) in SHARED {
                 self.copy_beside(0, target, table, conflict).await?;
@@ -256,21 +274,21 @@ impl Moving {
         Ok(())
     }
 
-    /// Copies a table that both have.
+    /// Copies a table that both have. Rules have been copied where the move is over: those that came since are newer.
     async fn copy_beside(&mut self, from: usize, to: usize, table: &str, conflict: &str) -> Result<(), OpenError> {
         let Ok([source, target]) = self.members.get_disjoint_mut([from, to]) else { return Ok(()) };
-        let Member { name, session, .. } = target;
-        let sql = |error: SqlError| OpenError::of_database(name, OpenError::of(&error));
-        let transaction = session.client_mut().transaction().await.map_err(sql)?;
-        let begin = format!("{IS_MOVING}; CREATE TEMP TABLE copied (LIKE oncegate.{table}) ON COMMIT DROP");
-        transaction.batch_execute(&begin).await.map_err(sql)?;
-        source.copy(&format!("SELECT * FROM oncegate.{table}"), &transaction, "pg_temp.copied").await.map_err(sql)?;
-        let insert = format!(
-            "INSERT INTO oncegate.{table} OVERRIDING SYSTEM VALUE SELECT * FROM pg_temp.copied ON CONFLICT {conflict}"
-        );
-        transaction.batch_execute(&insert).await.map_err(sql)?;
-        transaction.commit().await.map_err(sql)?;
-        target.settle().await
+        let stages = [source.begin(&self.lists).await?, target.begin(&self.lists).await?];
+        if stages == [Stage::Moving; 2] || table == AUDIT {
+            let begin = format!("{IS_MOVING}; CREATE TEMP TABLE copied (LIKE oncegate.{table}) ON COMMIT DROP");
+            target.run(&begin).await?;
+            source.copy(&format!("SELECT * FROM oncegate.{table}"), target, "pg_temp.copied").await?;
+            let insert = format!(
+                "INSERT INTO oncegate.{table} OVERRIDING SYSTEM VALUE SELECT * FROM pg_temp.copied ON CONFLICT {conflict}"
+            );
+            target.run(&insert).await?;
+        }
+        target.commit().await?;
+        source.commit().await
     }
 
     /// Hands over every range whose owner is another in the next list.
@@ -302,9 +320,10 @@ impl Moving {
     /// The ranges that move, with the indexes of their databases.
     fn ranges(&self) -> Result<Vec<(usize, usize, Range)>, OpenError> {
         let mut ranges = Vec::new();
-        for (place, from) in self.from.iter().enumerate() {
-            for (next, to) in self.to.iter().enumerate() {
-                let both = Range::of_place(place, self.from.len()).and(Range::of_place(next, self.to.len()));
+        for (place, from) in self.lists.from.iter().enumerate() {
+            for (next, to) in self.lists.to.iter().enumerate() {
+                let both =
+                    Range::of_place(place, self.lists.from.len()).and(Range::of_place(next, self.lists.to.len()));
                 if let Some(range) = both.filter(|_| from != to) {
                     ranges.push((self.index(from)?, self.index(to)?, range));
                 }
@@ -346,155 +365,99 @@ impl Moving {
 
     /// Hands a range over; false if attempts in it did not end in time, and it stays where it was.
     async fn hand_over(&mut self, from: usize, to: usize, range: Range, patience: Duration) -> Result<bool, OpenError> {
+        if !self.set_aside(from, range, patience).await? {
+            return Ok(false);
+        }
+        self.copy(from, to, range).await?;
+        Ok(true)
+    }
+
+    /// Takes a range from a database, and puts its records aside there; false if attempts in it did not end in time.
+    async fn set_aside(&mut self, from: usize, range: Range, patience: Duration) -> Result<bool, OpenError> {
         let (first, beyond) = range.to_row();
         let values: [Parameter<'_>; 2] = [(&first, Type::BYTEA), (&beyond, Type::BYTEA)];
-        let former = &mut self.members[from];
-        former.change("", "SELECT oncegate.give_up_v1($1, $2)", &values).await?;
+        let (former, lists) = (&mut self.members[from], Some(&self.lists));
+        former.change(lists, "SELECT oncegate.give_up_v1($1, $2)", &values).await?;
         let began = Instant::now();
-        while !former.change("", "SELECT oncegate.set_aside_v1($1, $2)", &values).await? {
+        while !former.change(lists, "SELECT oncegate.set_aside_v1($1, $2)", &values).await? {
             if began.elapsed() >= patience {
                 // Nothing of it was set aside: new claims need not wait for these attempts.
-                former.change("", "SELECT oncegate.take_back_v1($1, $2)", &values).await?;
+                former.change(lists, "SELECT oncegate.take_back_v1($1, $2)", &values).await?;
                 return Ok(false);
             }
             sleep(POLL).await;
         }
-        self.copy(from, to, range, &values).await?;
-        self.members[from].remove_copied(range).await?;
         Ok(true)
     }
 
     /// Writes what was set aside into the next database, which owns it from then on.
-    async fn copy(
-        &mut self,
-        from: usize,
-        to: usize,
-        range: Range,
-        values: &[Parameter<'_>; 2],
-    ) -> Result<(), OpenError> {
+    ///
+    /// This process may have been stopped since it was set aside, for as long as it took others to move it there, back, and away
+    /// again. So both databases are held in the move, and the former one must not own any of the range: until they are let go,
+    /// the range can come to the next one alone, which takes it over once.
+    async fn copy(&mut self, from: usize, to: usize, range: Range) -> Result<(), OpenError> {
+        let (first, beyond) = range.to_row();
+        let values: [Parameter<'_>; 2] = [(&first, Type::BYTEA), (&beyond, Type::BYTEA)];
         let Ok([source, target]) = self.members.get_disjoint_mut([from, to]) else { return Ok(()) };
-        let Member { name, session, .. } = target;
-        let sql = |error: SqlError| OpenError::of_database(name, OpenError::of(&error));
-        let transaction = session.client_mut().transaction().await.map_err(sql)?;
-        transaction.batch_execute(IS_MOVING).await.map_err(sql)?;
+        for member in [&*source, &*target] {
+            if member.begin(&self.lists).await? != Stage::Moving {
+                return Err(member.is_in_other_move());
+            }
+        }
+        if !source.says(IS_ASIDE, &values).await? {
+            return Err(source.is_in_other_move());
+        }
+        target.run(IS_MOVING).await?;
         for table in ["record", "delivery"] {
             let read = format!("SELECT * FROM oncegate.outgoing_{table} WHERE {}", within("id", range));
-            source.copy(&read, &transaction, &format!("oncegate.{table}")).await.map_err(sql)?;
+            source.copy(&read, target, &format!("oncegate.{table}")).await?;
         }
-        let taken = transaction.query_typed_one("SELECT oncegate.take_over_v1($1, $2)", values).await.map_err(sql)?;
-        if !taken.get::<_, bool>(0) {
-            return Err(OpenError::Failed(format!("{name}: somebody else moves records too")));
+        if !target.says("SELECT oncegate.take_over_v1($1, $2)", &values).await? {
+            return Err(target.is_in_other_move());
         }
-        transaction.commit().await.map_err(sql)?;
-        target.settle().await
+        target.commit().await?;
+        source.remove_copied(range).await?;
+        source.commit().await
+    }
+
+    /// Removes what is aside in a database though it has come to the next one: an earlier run ended before it came to this.
+    async fn remove_left(&self, index: usize) -> Result<(), OpenError> {
+        let member = &self.members[index];
+        if member.begin(&self.lists).await? == Stage::Moving {
+            // By now others may have moved it back, and begun to move it away again.
+            if !self.rest().await?.is_empty() {
+                return Err(member.is_in_other_move());
+            }
+            member.remove_copied(Range::of_place(0, 1)).await?;
+        }
+        member.commit().await
     }
 
     /// Makes every database know the next list alone.
     async fn finish(&mut self) -> Result<(), OpenError> {
         self.copy_rules().await?;
-        let first = self.index(&self.to[0])?;
-        for index in 0..self.from.len() {
-            // Those of an earlier run too, which ended before it came to this.
-            self.members[index].remove_copied(Range::of_place(0, 1)).await?;
-            if !self.to.contains(&self.members[index].database.found.id) {
+        let first = self.index(&self.lists.to[0])?;
+        for index in 0..self.lists.from.len() {
+            self.remove_left(index).await?;
+            if !self.lists.to.contains(&self.members[index].database.found.id) {
                 // What operators did is kept where it is found.
-                self.copy_beside(index, first, "audit", "DO NOTHING").await?;
+                self.copy_beside(index, first, AUDIT, "DO NOTHING").await?;
             }
         }
-        let to = slices(&self.to);
+        let (from, to) = (slices(&self.lists.from), slices(&self.lists.to));
+        let values: [Parameter<'_>; 2] = [(&from, Type::BYTEA_ARRAY), (&to, Type::BYTEA_ARRAY)];
         for member in &mut self.members {
-            let values: [Parameter<'_>; 1] = [(&to, Type::BYTEA_ARRAY)];
-            member.change(LOCK, "UPDATE oncegate.layout SET members = $1, target = NULL", &values).await?;
+            if !member.change(None, END_MOVE, &values).await? {
+                return Err(member.is_in_other_move());
+            }
         }
         Ok(())
     }
 }
 
-/// For the transaction that writes what comes from another database.
-const IS_MOVING: &str = "SET LOCAL oncegate.is_moving = 'on'";
-
-impl Member {
-    fn error(&self, error: &SqlError) -> OpenError {
-        OpenError::of_database(&self.name, OpenError::of(error))
-    }
-
-    async fn rows(&self, sql: &str) -> Result<Vec<Row>, OpenError> {
-        self.session.client().query_typed(sql, &[]).await.map_err(|error| self.error(&error))
-    }
-
-    /// The ranges that it owns.
-    async fn owned(&self) -> Result<Vec<Range>, OpenError> {
-        let rows = self.rows("SELECT first, beyond FROM oncegate.owned").await?;
-        Ok(rows.iter().map(|row| Range::of_row(row.get(0), row.get(1))).collect())
-    }
-
-    /// Runs a statement in a transaction, after `before`, until nothing holds it up; what it says, where that is true or
-    /// false. It is durable then.
-    async fn change(&mut self, before: &str, sql: &str, values: &[Parameter<'_>]) -> Result<bool, OpenError> {
-        let mut tries = 1;
-        loop {
-            match self.try_change(before, sql, values).await {
-                Ok(said) => {
-                    self.settle().await?;
-                    return Ok(said);
-                }
-                Err(error) if error::is_transient(&error) && tries < TRIES => {
-                    tries += 1;
-                    sleep(PAUSE).await;
-                }
-                Err(error) => return Err(self.error(&error)),
-            }
-        }
-    }
-
-    async fn try_change(&mut self, before: &str, sql: &str, values: &[Parameter<'_>]) -> Result<bool, SqlError> {
-        let transaction = self.session.client_mut().transaction().await?;
-        transaction.batch_execute(before).await?;
-        let rows = transaction.query_typed(sql, values).await?;
-        transaction.commit().await?;
-        Ok(rows.first().is_none_or(|row| row.try_get(0).unwrap_or(true)))
-    }
-
-    /// Makes all that was committed durable, on standbys too.
-    async fn settle(&self) -> Result<(), OpenError> {
-        let settled = self.session.commit().await.map_err(CallError::into_open_error);
-        settled.map_err(|error| OpenError::of_database(&self.name, error))
-    }
-
-    /// Copies rows into a table of another database.
-    async fn copy(&self, read: &str, to: &Transaction<'_>, table: &str) -> Result<(), SqlError> {
-        let out = self.session.client().copy_out(&format!("COPY ({read}) TO STDOUT (FORMAT binary)")).await?;
-        let sink = to.copy_in::<_, Bytes>(&format!("COPY {table} FROM STDIN (FORMAT binary)")).await?;
-        let (mut out, mut sink) = (pin!(out), pin!(sink));
-        while let Some(bytes) = out.next().await {
-            sink.send(bytes?).await?;
-        }
-        sink.finish().await.map(drop)
-    }
-
-    /// Removes what was set aside and is in another database now.
-    async fn remove_copied(&mut self, range: Range) -> Result<(), OpenError> {
-        for table in ["record", "delivery"] {
-            self.rows(&format!("DELETE FROM oncegate.outgoing_{table} WHERE {}", within("id", range))).await?;
-        }
-        self.rows(&format!("DELETE FROM oncegate.handover WHERE {}", within("first", range))).await?;
-        self.settle().await
-    }
-}
-
-/// The condition that the id in a column is in a range.
-fn within(column: &str, range: Range) -> String {
-    let hex = |bytes: Vec<u8>| {
-        bytes.iter().fold(String::new(), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
-    };
-    let (first, beyond) = range.to_row();
-    let beyond = beyond.map_or_else(String::new, |beyond| format!(" AND {column} < '\\x{}'", hex(beyond)));
-    format!("{column} >= '\\x{}'{beyond}", hex(first))
-}
-
 fn slices(ids: &[DatabaseId]) -> Vec<&[u8]> {
     ids.iter().map(|id| &id[..]).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,7 +20,7 @@ use crate::store::contract::{self, Harness, model};
 use crate::store::servers::{self, Database};
 
 /// An empty database with the schema; `None` if PostgreSQL is not installed.
-fn database() -> Option<Database> {
+pub(super) fn database() -> Option<Database> {
     let schema = Sha256::digest(schema::all().as_bytes());
     let name = format!("records_{:02x}{:02x}{:02x}{:02x}", schema[0], schema[1], schema[2], schema[3]);
     servers::prepared_database(&name, |url| {
@@ -34,12 +34,12 @@ fn database() -> Option<Database> {
     })
 }
 
-fn settings(url: &str) -> Settings {
+pub(super) fn settings(url: &str) -> Settings {
     Settings { servers: url.parse().unwrap(), tls: None, connections: Settings::USUAL_CONNECTIONS }
 }
 
 /// Opens a store as `serve` does: where the server is too busy to answer in time, it tries again.
-async fn open(url: &str) -> Postgres {
+pub(super) async fn open(url: &str) -> Postgres {
     let start = Instant::now();
     loop {
         match Postgres::open(&settings(url)).await {

@@ -1,0 +1,125 @@
+//! One process that moves records is stopped in the middle, and others go on meanwhile.
+
+use super::*;
+use crate::idempotency::record::RecordId;
+use crate::store::postgres::Postgres;
+use crate::store::postgres::layout::join;
+use crate::store::postgres::tests::{database, settings};
+use crate::store::servers::Database;
+use crate::store::sharded::layout::Found;
+use crate::store::{End, Store as _, contract};
+
+/// Two databases that are one store. The first has a record.
+async fn two() -> Option<[Database; 2]> {
+    let (a, b) = (database()?, database()?);
+    b.run("UPDATE oncegate.store SET id = uuid_send(gen_random_uuid())");
+    let names = [&a, &b].map(|database| database.name.clone());
+    join(&names, &[&a, &b].map(|database| settings(&database.url))).await.unwrap();
+    let store = Postgres::open_member(&settings(&a.url), &|_: &Found| Ok(())).await.unwrap();
+    let fresh = contract::fresh(1);
+    let attempt = fresh.attempt;
+    store.claim(RecordId([0x10; 32]), fresh).await.unwrap();
+    store.settle(RecordId([0x10; 32]), attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
+    store.close().await;
+    Some([a, b])
+}
+
+/// The databases in this order, and then in the other one: each gets the ids of the other.
+fn swap(first: &Database, second: &Database, is_preparation: bool) -> Move {
+    let list = |list: [&Database; 2]| list.map(|database| (database.name.clone(), settings(&database.url))).to_vec();
+    Move { from: list([first, second]), to: list([second, first]), is_preparation }
+}
+
+async fn swapped(first: &Database, second: &Database) {
+    move_records(&swap(first, second, false), &mut |_| ()).await.unwrap();
+}
+
+/// The range that a process has set aside when it is stopped.
+const RANGE: Range = Range { first: 0, beyond: 1 << 61 };
+
+async fn stopped_with_a_range_aside(first: &Database, second: &Database) -> Moving {
+    let mut moving = Moving::of(&swap(first, second, false)).await.unwrap();
+    moving.announce().await.unwrap();
+    moving.copy_rules().await.unwrap();
+    assert!(moving.set_aside(0, RANGE, PATIENCE).await.unwrap());
+    moving
+}
+
+fn refused(done: Result<(), OpenError>) {
+    let error = done.unwrap_err().to_string();
+    assert!(error.contains("another `oncegate migrate` has moved the same records meanwhile"), "{error}");
+}
+
+/// Which of the databases own the first id, and the records in each.
+fn standing(databases: [&Database; 2]) -> [(String, String); 2] {
+    databases.map(|database| {
+        (database.value("SELECT oncegate.owns_v1('\\x00')"), database.value("SELECT count(*) FROM oncegate.record"))
+    })
+}
+
+fn at_first() -> [(String, String); 2] {
+    [("t".into(), "1".into()), ("f".into(), "0".into())]
+}
+
+#[tokio::test]
+async fn a_range_that_was_moved_back_meanwhile_gets_no_second_owner() {
+    let Some([a, b]) = two().await else { return };
+    let mut stopped = stopped_with_a_range_aside(&a, &b).await;
+    swapped(&a, &b).await;
+    swapped(&b, &a).await;
+    refused(stopped.copy(0, 1, RANGE).await);
+    drop(stopped);
+    assert_eq!(standing([&a, &b]), at_first());
+}
+
+/// The databases are in a move between the same lists, but the range is where it was before that.
+#[tokio::test]
+async fn nor_where_the_same_move_has_begun_anew() {
+    let Some([a, b]) = two().await else { return };
+    let mut stopped = stopped_with_a_range_aside(&a, &b).await;
+    swapped(&a, &b).await;
+    swapped(&b, &a).await;
+    move_records(&swap(&a, &b, true), &mut |_| ()).await.unwrap();
+    refused(stopped.copy(0, 1, RANGE).await);
+    drop(stopped);
+    assert_eq!(standing([&a, &b]), at_first());
+    swapped(&a, &b).await;
+    assert_eq!(standing([&b, &a]), at_first());
+}
+
+#[tokio::test]
+async fn what_is_on_its_way_in_a_later_move_is_not_taken_for_what_was_left() {
+    let Some([a, b]) = two().await else { return };
+    let mut stopped = Moving::of(&swap(&a, &b, false)).await.unwrap();
+    stopped.announce().await.unwrap();
+    swapped(&a, &b).await;
+    swapped(&b, &a).await;
+    let later = stopped_with_a_range_aside(&a, &b).await;
+    // It was about to end its move: nothing was left to hand over.
+    refused(stopped.remove_left(0).await);
+    drop((stopped, later));
+    assert_eq!(a.value("SELECT count(*) FROM oncegate.outgoing_record"), "1");
+    swapped(&a, &b).await;
+    assert_eq!(standing([&b, &a]), at_first());
+}
+
+#[tokio::test]
+async fn a_database_that_is_in_another_move_neither_gives_anything_up_nor_changes_its_list() {
+    let Some([a, b]) = two().await else { return };
+    let mut stopped = Moving::of(&swap(&a, &b, false)).await.unwrap();
+    stopped.announce().await.unwrap();
+    let mut late = Moving::of(&swap(&a, &b, false)).await.unwrap();
+    swapped(&a, &b).await;
+    swapped(&b, &a).await;
+    refused(stopped.set_aside(0, RANGE, PATIENCE).await.map(drop));
+    assert_eq!(standing([&a, &b]), at_first());
+    let in_order = "SELECT members[1] = (SELECT id FROM oncegate.store) AND target IS NULL FROM oncegate.layout";
+    refused(late.finish().await);
+    drop(late);
+    assert_eq!((a.value(in_order), b.value(in_order)), ("t".into(), "f".into()));
+    // Nor is a move begun that has begun and ended since its databases were looked at.
+    let mut late = Moving::of(&swap(&a, &b, false)).await.unwrap();
+    swapped(&a, &b).await;
+    refused(late.announce().await);
+    assert_eq!((a.value(in_order), b.value(in_order)), ("f".into(), "t".into()));
+}
