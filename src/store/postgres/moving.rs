@@ -436,19 +436,27 @@ impl Moving {
     /// Makes every database know the next list alone.
     async fn finish(&mut self) -> Result<(), OpenError> {
         self.copy_rules().await?;
-        let first = self.index(&self.lists.to[0])?;
         for index in 0..self.lists.from.len() {
             self.remove_left(index).await?;
-            if !self.lists.to.contains(&self.members[index].database.found.id) {
-                // What operators did is kept where it is found.
-                self.copy_beside(index, first, AUDIT, "DO NOTHING").await?;
-            }
         }
+        self.copy_entries().await?;
         let (from, to) = (slices(&self.lists.from), slices(&self.lists.to));
         let values: [Parameter<'_>; 2] = [(&from, Type::BYTEA_ARRAY), (&to, Type::BYTEA_ARRAY)];
         for member in &mut self.members {
             if !member.change(None, END_MOVE, &values).await? {
                 return Err(member.is_in_other_move());
+            }
+        }
+        // Those that gates wrote before they knew.
+        self.copy_entries().await
+    }
+
+    /// Copies what operators did from the databases that are given up to one where it is found.
+    async fn copy_entries(&mut self) -> Result<(), OpenError> {
+        let first = self.index(&self.lists.to[0])?;
+        for index in 0..self.lists.from.len() {
+            if !self.lists.to.contains(&self.members[index].database.found.id) {
+                self.copy_beside(index, first, AUDIT, "DO NOTHING").await?;
             }
         }
         Ok(())

@@ -8,20 +8,29 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, join_all};
 
 use super::Sharded;
+use super::placement::place_of;
 use crate::store::audit::{self, AuditLog, EntryFilter, EntryPage, NewEntry, Position};
 use crate::store::{Error, ErrorKind, Store};
 
 #[async_trait]
 impl AuditLog for Sharded {
-    /// In the database of the record that it is about, or else in the first one that takes it.
+    /// In the database of the record that it is about, or else in the first one that takes it. Where records move it is one of the
+    /// next list: no gate reads the others when the move is over.
     async fn append(&self, entry: NewEntry) -> Result<Position, Error> {
         let call = |store: Arc<dyn Store>, entry: NewEntry| -> BoxFuture<'static, _> {
             Box::pin(async move { audit::of(&*store)?.append(entry).await })
         };
+        let routes = match self.look().await {
+            Ok(routes) => Arc::new(routes),
+            Err(_) => self.routes.load_full(),
+        };
+        let lists: Vec<&Vec<Option<usize>>> = routes.target.iter().chain([&routes.members]).collect();
+        let place = |list: &Vec<Option<usize>>| list.get(place_of(entry.record?, list.len())).copied().flatten();
+        let mut indexes: Vec<usize> = lists.iter().filter_map(|list| place(list)).collect();
+        indexes.extend(lists.iter().flat_map(|list| list.iter().flatten()));
         let mut failed = None;
-        let own = entry.record.and_then(|id| self.owners(id).ok()).map(|owners| Arc::clone(owners.first));
-        for member in own.into_iter().chain(self.all().into_iter().map(|(_, member)| member)) {
-            let Ok(store) = member.store() else { continue };
+        for index in indexes {
+            let Ok(store) = self.members[index].store() else { continue };
             match call(Arc::clone(store), entry.clone()).await {
                 Ok(position) => return Ok(position),
                 Err(error) => failed = Some(error),

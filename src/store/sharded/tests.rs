@@ -7,6 +7,7 @@ use tokio::time::sleep;
 
 use super::moving::LOOK_WHILE_MOVING;
 use super::*;
+use crate::store::audit::{EntryFilter, NewEntry};
 use crate::store::deliveries::{Lane, NewDelivery, Take};
 use crate::store::memory::Memory;
 use crate::store::unreliable::Unreliable;
@@ -248,4 +249,22 @@ async fn all_databases_that_have_records_by_now_know_the_rules() {
     let store = unaware(&stores, places(&[Some(0)]), DatabaseMap::fixed(2));
     assert_eq!(store.adopt(Vec::new(), vec![rules(1)], false).await.unwrap(), []);
     assert_eq!(stores[1].identities().await.unwrap()[0].digest, Some([1; 32]));
+}
+
+/// Nobody would find it when the move is over, though the gate has not heard that it has begun.
+#[tokio::test(start_paused = true)]
+async fn what_operators_do_is_kept_in_a_database_of_the_next_list() {
+    let stores: [Arc<Memory>; 2] = Default::default();
+    let moving = DatabaseMap { target: Some(vec![Some(1)]), ..places(&[Some(0), Some(1)]) };
+    let store = unaware(&stores, DatabaseMap::fixed(2), moving);
+    for record in [None, Some(RecordId([0x10; 32])), Some(RecordId([0xf0; 32]))] {
+        let (ttl, word) = (Duration::from_secs(60), Arc::<str>::from("purge"));
+        let (service, action, by) = (Arc::clone(&word), Arc::clone(&word), word);
+        let entry = NewEntry { ttl, service, action, by, record, detail: Bytes::new(), reason: None };
+        store.audit().unwrap().append(entry).await.unwrap();
+    }
+    let entries = async |store: &Memory| {
+        store.audit().unwrap().entries(EntryFilter::default(), None, 9).await.unwrap().entries.len()
+    };
+    assert_eq!((entries(&stores[0]).await, entries(&stores[1]).await), (0, 3));
 }
