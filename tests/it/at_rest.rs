@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::reload::reload;
 use crate::servers::{Postgres, Redis, Session, database};
 use crate::support::store::kind;
-use crate::support::{Gate, Plan, Reply, Request, Response, Upstream, eventually};
+use crate::support::{Gate, Plan, Reply, Request, Response, Signal, Upstream, eventually};
 
 /// The plan with these keys, the first of which encrypts.
 fn with_keys(plan: &Plan, keys: &[u8]) -> Plan {
@@ -380,6 +380,29 @@ fn an_old_key_may_go_once_its_records_are_encrypted_anew() {
     }
     first.expect_repeated_by(&gate.post("/charges", "old", "{}"));
     assert_eq!(upstream.runs(), 3);
+}
+
+/// The key of an answer may be a later one than that of its record.
+#[test]
+fn an_answer_whose_key_is_missing_is_found_by_a_check() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("x").hold_until(&held));
+    let plan = Gate::before(&upstream);
+    let gate = with_keys(&plan, &[1]).start();
+    let address = gate.address;
+    let running = std::thread::spawn(move || Request::post("/charges").key("k-1").body("{}").send(address));
+    upstream.wait_for_runs(1);
+    assert!(reload(&gate, &with_keys(&plan, &[2, 1])), "{}", gate.log());
+    signal.open();
+    running.join().expect("an answer").expect(200, "executed");
+    gate.stop();
+    let checked = |keys: &[u8], status: i32| crate::identity::checked(&with_keys(&plan, keys), status);
+    assert!(!checked(&[2, 1], 0).contains("encrypted"));
+    for keys in [[1], [2]] {
+        let said = checked(&keys, 78);
+        assert!(said.contains("1 record is encrypted with a key that `store.encryption_keys` does not have"), "{said}");
+    }
 }
 
 #[test]

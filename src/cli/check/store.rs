@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use bytes::Bytes;
 
 use crate::cli::databases;
 use crate::cli::identity_changes::{self, Forgotten, Occasion, Written};
@@ -17,6 +18,7 @@ use crate::gate::identity::coverage::Coverage;
 use crate::idempotency::record::RecordId;
 use crate::store::deliveries::DeliveryFilter;
 use crate::store::postgres::Postgres;
+use crate::store::resealing::{Beginnings, Values};
 use crate::store::sealed::{Keyring, Sealed};
 use crate::store::{Error, Filter, NamespaceRules, RecordEntry, Store, redis, sqlite};
 
@@ -47,12 +49,19 @@ struct Locked {
 }
 
 impl Locked {
-    fn look_at(&mut self, listed: &RecordEntry, rules: IdentityRules<'_>, keys: &Keyring) {
-        let is_own = listed.origin.as_ref().is_some_and(|origin| origin.service == *rules.service());
-        if is_own && listed.is_live() && keys.lacks_key_of(&listed.record.head) {
+    /// `ending` is its answer, or the beginning of that: another key may have come before the attempt ended.
+    fn look_at(&mut self, listed: &RecordEntry, ending: Option<&Bytes>, rules: IdentityRules<'_>, keys: &Keyring) {
+        let is_locked =
+            || [Some(&listed.record.head), ending].into_iter().flatten().any(|value| keys.lacks_key_of(value));
+        if is_own(listed, rules) && is_locked() {
             self.ids.insert(listed.id);
         }
     }
+}
+
+/// Whether it is a live record of the service.
+fn is_own(listed: &RecordEntry, rules: IdentityRules<'_>) -> bool {
+    listed.origin.as_ref().is_some_and(|origin| origin.service == *rules.service()) && listed.is_live()
 }
 
 /// How long to look for records whose key is not configured.
@@ -134,8 +143,8 @@ fn of_sqlite(path: &Path, rules: IdentityRules<'_>, keys: &Keyring) -> anyhow::R
     let Some(preview) = preview else { return Ok(None) };
     let mut coverage = Coverage::of(rules, &preview.on_file);
     let (is_changed, mut locked) = (coverage.is_changed(), Locked::default());
-    let look = |listed: RecordEntry| {
-        locked.look_at(&listed, rules, keys);
+    let look = |listed: RecordEntry, ending: Option<Bytes>| {
+        locked.look_at(&listed, ending.as_ref(), rules, keys);
         if is_changed {
             coverage.look_at(&keys.open_listed(listed, |_| ()));
         }
@@ -186,38 +195,82 @@ async fn look(store: impl Store, rules: IdentityRules<'_>, keys: Arc<Keyring>) -
     Ok(Looked { forgotten: Forgotten { changes, lost }, on_file, is_unannounced, locked, risks: Vec::new() })
 }
 
-/// Reads the records as they are stored, then the accepted requests, for [`PATIENCE`] at most.
+/// Looks at the records as they are stored, then at the accepted requests, for [`PATIENCE`] at most.
 async fn look_for_locked(store: &dyn Store, rules: IdentityRules<'_>, keys: &Keyring) -> Result<Locked, Error> {
-    let (began, mut locked) = (Instant::now(), Locked::default());
-    let service = Some(Arc::clone(rules.service()));
-    let mut after = None;
+    let (deadline, mut locked) = (Instant::now() + PATIENCE, Locked::default());
+    locked.is_partial = !look_at_records(store, rules, keys, &mut locked, deadline).await?;
+    if !locked.is_partial {
+        locked.is_partial = !look_at_deliveries(store, rules, keys, &mut locked, deadline).await?;
+    }
+    Ok(locked)
+}
+
+/// False if there was not the time to look at all.
+async fn look_at_records(
+    store: &dyn Store,
+    rules: IdentityRules<'_>,
+    keys: &Keyring,
+    locked: &mut Locked,
+    deadline: Instant,
+) -> Result<bool, Error> {
+    let Some(resealing) = store.resealing() else { return Ok(true) };
+    // Whose they are, and whether they are live, is asked of those alone whose key is missing: as a rule there are none.
+    let (mut found, mut after) = (HashSet::new(), None);
     loop {
-        let filter = Filter { service: service.clone(), ..Filter::default() };
+        let Beginnings { records, next } = resealing.beginnings(after, CHUNK).await?;
+        let lacks = |values: &Values| {
+            [Some(&values.head), values.answer.as_ref()].into_iter().flatten().any(|value| keys.lacks_key_of(value))
+        };
+        found.extend(records.iter().filter(|record| lacks(&record.values)).map(|record| record.id));
+        after = next;
+        if after.is_none() {
+            break;
+        }
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+    }
+    while !found.is_empty() {
+        let filter = Filter { service: Some(Arc::clone(rules.service())), ..Filter::default() };
         let chunk = store.scan(filter, after, CHUNK).await?;
-        chunk.records.iter().for_each(|listed| locked.look_at(listed, rules, keys));
+        let own = chunk.records.iter().filter(|listed| found.contains(&listed.id) && is_own(listed, rules));
+        locked.ids.extend(own.map(|listed| listed.id));
         after = chunk.next;
         if after.is_none() {
             break;
         }
-        if began.elapsed() >= PATIENCE {
-            return Ok(Locked { is_partial: true, ..locked });
+        if Instant::now() >= deadline {
+            return Ok(false);
         }
     }
+    Ok(true)
+}
+
+/// The same of accepted requests.
+async fn look_at_deliveries(
+    store: &dyn Store,
+    rules: IdentityRules<'_>,
+    keys: &Keyring,
+    locked: &mut Locked,
+    deadline: Instant,
+) -> Result<bool, Error> {
     let mut after = None;
     while let Some(queue) = store.deliveries() {
-        let filter = DeliveryFilter { service: service.clone(), ..DeliveryFilter::default() };
+        let filter = DeliveryFilter { service: Some(Arc::clone(rules.service())), ..DeliveryFilter::default() };
         let page = queue.deliveries(filter, after, CHUNK).await?;
-        let listed = page.deliveries.into_iter().map(|delivery| delivery.as_listed(page.now));
-        listed.for_each(|listed| locked.look_at(&listed, rules, keys));
+        for delivery in page.deliveries {
+            let note = delivery.note.clone();
+            locked.look_at(&delivery.as_listed(page.now), note.as_ref(), rules, keys);
+        }
         after = page.next;
         if after.is_none() {
             break;
         }
-        if began.elapsed() >= PATIENCE {
-            return Ok(Locked { is_partial: true, ..locked });
+        if Instant::now() >= deadline {
+            return Ok(false);
         }
     }
-    Ok(locked)
+    Ok(true)
 }
 
 fn waited_for(looking: impl Future<Output = anyhow::Result<Looked>>, servers: &str) -> anyhow::Result<Option<Looked>> {

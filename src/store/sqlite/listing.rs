@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
-use rusqlite::{OptionalExtension, Row, ToSql, params};
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 
 use super::error::Failure;
 use super::reader::{CHUNK, ListRequest, Reader, ScanRequest};
@@ -204,15 +204,7 @@ impl Reader {
         let mut records = Vec::new();
         while let Some(found) = rows.next()? {
             let bytes = |column| found.get::<_, Option<Vec<u8>>>(column).map(|value| value.map(Bytes::from));
-            let answer = match found.get::<_, Option<i64>>(3)? {
-                None => bytes(4)?,
-                Some(seq) => {
-                    let answer = self.conn.blob_open("main", "record", "answer", seq, true)?;
-                    let mut beginning = [0; BEGINNING];
-                    answer.read_at_exact(&mut beginning, 0)?;
-                    Some(Bytes::copy_from_slice(&beginning))
-                }
-            };
+            let answer = beginning_of_answer(&self.conn, found, 3)?;
             let values = Values { head: bytes(2)?.unwrap_or_default(), answer };
             records.push(Beginning { id: RecordId(found.get(0)?), state: row::read_state(found, 1)?, values });
         }
@@ -284,4 +276,20 @@ fn behind(id: RecordId) -> Vec<u8> {
 
 fn called_off() -> Failure {
     Failure::Request(Error::determinate(ErrorKind::Unavailable, "the listing was cancelled"))
+}
+
+/// How an answer begins, by two columns: the number of its row where it is long, or else its beginning. Of a long one, no more
+/// is read.
+pub(super) fn beginning_of_answer(
+    conn: &Connection,
+    found: &Row<'_>,
+    column: usize,
+) -> rusqlite::Result<Option<Bytes>> {
+    let Some(row) = found.get::<_, Option<i64>>(column)? else {
+        return Ok(found.get::<_, Option<Vec<u8>>>(column + 1)?.map(Bytes::from));
+    };
+    let answer = conn.blob_open("main", "record", "answer", row, true)?;
+    let mut beginning = [0; BEGINNING];
+    answer.read_at_exact(&mut beginning, 0)?;
+    Ok(Some(Bytes::copy_from_slice(&beginning)))
 }

@@ -4,14 +4,17 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use bytes::Bytes;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params};
 
 use super::OpenError;
 use super::guard;
+use super::listing::beginning_of_answer;
 use super::lock::{self, DatabasePresence};
 use super::{adopt, deliveries, row, schema};
 use crate::idempotency::record::{RecordId, Timestamp};
+use crate::store::resealing::BEGINNING;
 use crate::store::{IdentityChange, NamespaceRuleSet, NamespaceRules, RecordEntry};
 
 /// How often to look at a log that seems to be damaged: the gate that uses it may be writing it, or ending.
@@ -76,29 +79,35 @@ fn check_log(path: &Path) -> Result<(), OpenError> {
 }
 
 impl Preview {
-    /// Shows every record, without its answer, and every accepted request as the record that it is to have. Blocks on the disk.
+    /// Shows every record, without its answer, and how that begins; and every accepted request as the record that it is to have,
+    /// and how the note of it begins. Blocks on the disk.
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn for_each(&self, mut visit: impl FnMut(RecordEntry)) -> Result<(), OpenError> {
+    pub fn for_each(&self, mut visit: impl FnMut(RecordEntry, Option<Bytes>)) -> Result<(), OpenError> {
         let mut read = || {
             let mut all = self.conn.prepare(
-                "SELECT record.id, attempt, state, claimed_at, until, head, NULL, service, namespace, route
+                "SELECT record.id, attempt, state, claimed_at, until, head, NULL, service, namespace, route,
+                     CASE WHEN length(answer) > 2048 THEN record.rowid END,
+                     CASE WHEN length(answer) <= 2048 THEN coalesce(substr(answer, 1, ?1), x'') END
                  FROM record LEFT JOIN origin ON origin.id = record.origin",
             )?;
-            let mut rows = all.query(params![])?;
+            let mut rows = all.query(params![BEGINNING as i64])?;
             while let Some(found) = rows.next()? {
-                visit(RecordEntry {
+                let listed = RecordEntry {
                     id: RecordId(found.get(0)?),
                     origin: row::origin(found, 7)?,
                     record: row::record(found, 1)?,
                     now: self.now,
-                });
+                };
+                visit(listed, beginning_of_answer(&self.conn, found, 10)?);
             }
             let mut queue = self.conn.prepare(&deliveries::select("", ""))?;
             let mut rows = queue.query(params![])?;
             while let Some(found) = rows.next()? {
-                visit(deliveries::delivery(found)?.as_listed(self.now));
+                let delivery = deliveries::delivery(found)?;
+                let note = delivery.note.clone();
+                visit(delivery.as_listed(self.now), note);
             }
             Ok(())
         };
