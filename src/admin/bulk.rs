@@ -22,7 +22,7 @@ use super::answer::{Answer, Kind, Problem, json};
 use super::audit::{self, AuditEvent, Outcome};
 use super::records::{check_optional, check_reason, unavailable};
 use super::resolve::{Resolution, from_object, receive};
-use super::scope::{Belongs, belongs};
+use super::scope::sift;
 use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, AttemptToken, Record, RecordId, Timestamp};
@@ -190,9 +190,12 @@ impl<'a> Bulk<'a> {
         let mut report = Report { as_of, ..Report::default() };
         // A later part may find nothing where an earlier one did.
         let unused = wanted.unused_scope(self.state).filter(|_| after.is_none());
-        let Some(selection) = wanted.select(self.state) else {
+        let Some(mut selection) = wanted.select(self.state) else {
             return Ok(json(StatusCode::OK, &report));
         };
+        if selection.tags.is_some() {
+            selection.on_file = self.state.opened()?.identities().await.map_err(unavailable)?;
+        }
         let begun = match self.is_dry_run {
             false => Some(self.state.begin(self.asker, self.deed()).await?),
             true => None,
@@ -227,7 +230,7 @@ impl<'a> Bulk<'a> {
             Some(Place::Records(after)) => Some(after),
             None => None,
         };
-        let Selection { filter, tags, prefixes } = &selection;
+        let Selection { filter, tags, on_file, prefixes } = &selection;
         loop {
             let chunk = match store.scan(pinned(filter, report.as_of), after, CHUNK).await {
                 Ok(chunk) => chunk,
@@ -244,10 +247,7 @@ impl<'a> Bulk<'a> {
             };
             let mut found: Vec<RecordEntry> = chunk.records.into_iter().filter(was_there).collect();
             if let Some(tags) = tags {
-                let whose = |listed: &RecordEntry| belongs(&listed.record, tags);
-                report.of_unknown_scope +=
-                    found.iter().filter(|listed| whose(listed) == Belongs::Unknown).count() as u64;
-                found.retain(|listed| whose(listed) == Belongs::Yes);
+                report.of_unknown_scope += sift(&mut found, tags, on_file, |listed| listed);
             }
             let count = found.len();
             let is_spared = |found: &RecordEntry| spares_in_flight && found.record.state == record::State::InFlight;

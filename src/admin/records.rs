@@ -56,7 +56,7 @@ pub(super) async fn list(state: &State, query: Option<&str>, asker: &Principal) 
     let store = state.opened()?;
     // A later page may be empty where an earlier one was not.
     let unused = wanted.unused_scope(state).filter(|_| after.is_none());
-    let Some(Selection { filter, tags, prefixes }) = wanted.select(state) else {
+    let Some(Selection { filter, tags, prefixes, .. }) = wanted.select(state) else {
         return Ok(json(StatusCode::OK, &Page { records: Vec::new(), next: None }));
     };
     let sifting = Sifting { store: &**store, filter, tags, prefixes };
@@ -84,7 +84,7 @@ struct Sifting<'a> {
 
 impl Sifting<'_> {
     fn passes(&self, listed: &RecordEntry) -> bool {
-        let is_of = |tags: &[ScopeTag]| belongs(&listed.record, tags) == Belongs::Yes;
+        let is_of = |tags: &[ScopeTag]| belongs(listed, tags, &[]) == Belongs::Yes;
         begins(listed.id, &self.prefixes) && self.tags.as_deref().is_none_or(is_of)
     }
 

@@ -10,10 +10,10 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::idempotency::codec::Head;
 use crate::idempotency::credential::{Credential, Kind};
-use crate::idempotency::identity::{RecordIdHasher, ScopeTag};
-use crate::idempotency::record::Record;
+use crate::idempotency::identity::{RecordIdHasher, RulesTag, ScopeTag};
 use crate::idempotency::scope::{Caller, ScopePart};
 use crate::idempotency::token::TokenClaims;
+use crate::store::{NamespaceRules, RecordEntry};
 
 /// A part of a scope, and the value that it has. `Debug` does not show it.
 #[derive(PartialEq)]
@@ -36,7 +36,7 @@ enum MadeBy {
 pub(super) enum Belongs {
     Yes,
     No,
-    /// An older release claimed it, or it cannot be read.
+    /// An older release claimed it, or it cannot be read; or other rules made it.
     Unknown,
 }
 
@@ -136,13 +136,42 @@ fn claims(name: &str, value: &str) -> Vec<MadeBy> {
     payloads.into_iter().flatten().filter_map(|value| claims(value).ok()).map(MadeBy::Claims).collect()
 }
 
-/// Whether a record has one of these tags.
-pub(super) fn belongs(record: &Record, wanted: &[ScopeTag]) -> Belongs {
-    match Head::decode(&record.head).ok().and_then(|head| head.details().scope) {
+/// Whether a record has one of these tags. `on_file` are the rules that the store has of all namespaces.
+pub(super) fn belongs(listed: &RecordEntry, wanted: &[ScopeTag], on_file: &[NamespaceRules]) -> Belongs {
+    let details = Head::decode(&listed.record.head).ok().map(|head| head.details()).unwrap_or_default();
+    match details.scope {
         Some(tags) if tags.iter().any(|tag| wanted.contains(tag)) => Belongs::Yes,
-        Some(_) => Belongs::No,
-        None => Belongs::Unknown,
+        Some(_) if !is_of_other_rules(listed, details.rules, on_file) => Belongs::No,
+        Some(_) | None => Belongs::Unknown,
     }
+}
+
+/// Whether other rules made it than those by which requests look for records: perhaps with another id secret, and then its tags
+/// are others for the same caller.
+fn is_of_other_rules(listed: &RecordEntry, head: Option<RulesTag>, on_file: &[NamespaceRules]) -> bool {
+    let Some(origin) = &listed.origin else { return false };
+    let rules = on_file.iter().find(|rules| rules.service == origin.service && rules.namespace == origin.namespace);
+    let made_by = rules.and_then(|rules| Some((rules, rules.made_by(listed.record.claimed_at, head)?)));
+    made_by.is_some_and(|(rules, made_by)| rules.in_force().iter().all(|digest| RulesTag::of(digest) != made_by))
+}
+
+/// Leaves those that have one of these tags, and returns of how many that is not known.
+pub(super) fn sift<T>(
+    found: &mut Vec<T>,
+    wanted: &[ScopeTag],
+    on_file: &[NamespaceRules],
+    listed: impl Fn(&T) -> &RecordEntry,
+) -> u64 {
+    let mut unknown = 0;
+    found.retain(|one| match belongs(listed(one), wanted, on_file) {
+        Belongs::Yes => true,
+        Belongs::No => false,
+        Belongs::Unknown => {
+            unknown += 1;
+            false
+        }
+    });
+    unknown
 }
 
 #[cfg(test)]

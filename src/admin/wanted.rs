@@ -8,7 +8,7 @@ use super::scope::ScopeValue;
 use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::key::Key;
 use crate::idempotency::record::{self, RecordId, Timestamp};
-use crate::store::{Filter, IdPrefix, Since};
+use crate::store::{Filter, IdPrefix, NamespaceRules, Since};
 
 /// Longest key that can be looked up, in characters: longer than any route lets in by default.
 pub(super) const MAX_KEY: usize = 4096;
@@ -30,6 +30,8 @@ pub(super) struct Selection {
     pub(super) filter: Filter,
     /// `None` where they may be of anybody.
     pub(super) tags: Option<Vec<ScopeTag>>,
+    /// The rules that the store has of all namespaces, by which records are judged that have none of the tags.
+    pub(super) on_file: Vec<NamespaceRules>,
     /// With which their ids begin, where the filter does not say that. Empty for any.
     pub(super) prefixes: Vec<[u8; 8]>,
 }
@@ -105,7 +107,12 @@ impl Wanted {
         };
         let service = Some(state.service.clone());
         let Self { state, route, older_than, since, .. } = self;
-        Some(Selection { filter: Filter { service, route, state, prefix, older_than, since }, tags, prefixes })
+        Some(Selection {
+            filter: Filter { service, route, state, prefix, older_than, since },
+            tags,
+            on_file: Vec::new(),
+            prefixes,
+        })
     }
 }
 

@@ -11,7 +11,7 @@ use crate::admin::answer::Problem;
 use crate::admin::audit::AuditEvent;
 use crate::admin::deliveries;
 use crate::admin::records::unavailable;
-use crate::admin::scope::{Belongs, belongs};
+use crate::admin::scope::sift;
 use crate::store::RecordEntry;
 use crate::store::deliveries::{Deliveries, Delivery, DeliveryFilter, Sequence};
 
@@ -30,7 +30,7 @@ impl Bulk<'_> {
     /// retry, the dead ones.
     pub(super) async fn go_through_accepted(
         &self,
-        Selection { filter, tags, prefixes }: &Selection,
+        Selection { filter, tags, on_file, prefixes }: &Selection,
         mut after: Option<Sequence>,
         started: Instant,
         report: &mut Report,
@@ -58,10 +58,7 @@ impl Bulk<'_> {
                     && begins(each.id, prefixes)
             });
             if let Some(tags) = tags {
-                let whose = |each: &RecordEntry| belongs(&each.record, tags);
-                report.of_unknown_scope +=
-                    found.iter().filter(|(_, each)| whose(each) == Belongs::Unknown).count() as u64;
-                found.retain(|(_, each)| whose(each) == Belongs::Yes);
+                report.of_unknown_scope += sift(&mut found, tags, on_file, |(_, each)| each);
             }
             self.change_accepted(queue, found, report).await?;
             after = page.next;

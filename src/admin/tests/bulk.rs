@@ -6,9 +6,10 @@ use super::*;
 use crate::admin::testing::identifier;
 use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
+use crate::idempotency::identity::RulesTag;
 use crate::idempotency::key::Key;
 use crate::idempotency::scope::{Caller, ScopePart};
-use crate::store::Expiry;
+use crate::store::{Expiry, NamespaceRuleSet};
 
 /// The API before a store whose calls can be delayed or refused.
 async fn start_unreliable() -> (Admin, Arc<Unreliable>) {
@@ -237,6 +238,32 @@ async fn what_changed_meanwhile_is_left_alone() {
     let report = reply.json();
     assert_eq!((&report["matched"], &report["done"], &report["failed"]), (&json!(2), &json!(0), &json!(0)));
     assert_eq!(admin.store.count().await.unwrap(), [2, 0, 0]);
+}
+
+/// With another id secret, the same caller has other tags: not to have the tags that are looked for says nothing of whose it is.
+#[tokio::test]
+async fn a_record_that_other_rules_made_may_be_of_anybody() {
+    let admin = start(None).await;
+    let rules = |digest| NamespaceRuleSet {
+        service: origin("charge").service,
+        namespace: origin("charge").namespace,
+        digest: [digest; 32],
+        others: Vec::new(),
+        description: None,
+    };
+    admin.store.adopt(vec![origin("charge")], vec![rules(1)], false).await.unwrap();
+    let key = Key::parse("k-1", 255).unwrap();
+    let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [7; 32] };
+    let details = Details { scope: Some(Vec::new()), rules: Some(RulesTag::of(&[1; 32])), ..Details::default() };
+    let head = Head::new(fingerprint, Method::POST, "/v1", &key).with_details(&details);
+    admin.store.claim(RecordId([1; 32]), NewRecord { head: head.encode(), ..fresh() }).await.unwrap();
+    let of_unknown_scope = async || {
+        let purge = json!({"filter": {"scope": "host=acme.example"}, "dry_run": true});
+        admin.bulk("purge", purge).await.json()["of_unknown_scope"].clone()
+    };
+    assert_eq!(of_unknown_scope().await, Value::Null);
+    admin.store.adopt(vec![origin("charge")], vec![rules(2)], true).await.unwrap();
+    assert_eq!(of_unknown_scope().await, 1);
 }
 
 /// While a completed record is removed, its key cannot be claimed: the removal would take the claim away.

@@ -371,7 +371,8 @@ fn say_of_unknown_scope(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     if count > 0 {
         writeln!(
             out,
-            "{} left alone: they do not say whose they are, since an older version claimed them or they cannot be read",
+            "{} left alone: they do not say whose they are, since an older version claimed them, other rules of keys or another id \
+             secret made them, or they cannot be read",
             records(count)
         )?;
     }
