@@ -7,7 +7,7 @@ use super::id_rotation::IdHolder;
 use super::protected::{ProtectedRequest, RETRY_SOON};
 use crate::http::problem::Problem;
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
-use crate::store::{Error, Store, deliveries};
+use crate::store::{Claim, Error, Store, deliveries};
 use crate::telemetry::outcome::Code;
 
 /// How long a delivery that was taken needs no second look. No other gate takes it in that time: see
@@ -53,19 +53,28 @@ impl SecondLook {
         Self { is_former: false, others: Vec::new(), accepts: false, delivery: None }
     }
 
-    /// Whether a request whose claim was made at `claimed_at` may not run. Where the store does not say, it may not.
-    pub(in crate::gate) async fn forbids_claim(&self, store: &dyn Store, claimed_at: Timestamp) -> bool {
+    /// Why a request whose claim stands may not run. Where the store does not say, it may not.
+    pub(in crate::gate) async fn bars_claim(
+        &self,
+        store: &dyn Store,
+        claimed: &Result<Claim, Error>,
+    ) -> Option<Problem> {
+        let Ok(Claim::Inserted(claimed_at)) = *claimed else { return None };
         let is_fresh = |taken: &TakenDelivery| claimed_at >= taken.at && claimed_at.since(taken.at) < FRESH;
         let delivery = self.delivery.filter(|taken| !is_fresh(taken));
-        self.is_former || self.forbids(store, delivery).await
+        if self.is_former { Some(other_id_first()) } else { self.bars(store, delivery).await }
     }
 
     /// The same for a claim that took the place of a record.
-    pub(in crate::gate) async fn forbids_supersede(&self, store: &dyn Store) -> bool {
-        self.forbids(store, self.delivery).await
+    pub(in crate::gate) async fn bars_supersede(
+        &self,
+        store: &dyn Store,
+        superseded: &Result<bool, Error>,
+    ) -> Option<Problem> {
+        if matches!(superseded, Ok(true)) { self.bars(store, self.delivery).await } else { None }
     }
 
-    async fn forbids(&self, store: &dyn Store, delivery: Option<TakenDelivery>) -> bool {
+    async fn bars(&self, store: &dyn Store, delivery: Option<TakenDelivery>) -> Option<Problem> {
         let look = async {
             Ok::<_, Error>(
                 self.stands_under_other_id(store).await?
@@ -75,10 +84,13 @@ impl SecondLook {
                     },
             )
         };
-        look.await.unwrap_or_else(|error| {
-            tracing::debug!(%error, "the store does not say whether a claim may run");
-            true
-        })
+        match look.await {
+            Ok(is_first) => is_first.then(other_id_first),
+            Err(error) => {
+                tracing::debug!(%error, "the store does not say whether a claim may run");
+                Some(not_said())
+            }
+        }
     }
 
     /// Whether something stands under another id of its key that comes before it.
@@ -114,13 +126,22 @@ pub(in crate::gate) fn other_id_first() -> Problem {
     Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON)
 }
 
+/// Another database than that of the claim may have the other ids of its key, and be away.
+fn not_said() -> Problem {
+    let detail = "the store does not say whether another request with this key came first; nothing was sent";
+    Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use bytes::Bytes;
 
     use super::*;
     use crate::store::deliveries::{Deliveries, Lane, NewDelivery};
     use crate::store::memory::Memory;
+    use crate::store::unreliable::Unreliable;
     use crate::store::{NewRecord, OriginId};
 
     const OWN: RecordId = RecordId([2; 32]);
@@ -130,11 +151,39 @@ mod tests {
         SecondLook { is_former: false, others: others.to_vec(), accepts: true, delivery: Some(delivery) }
     }
 
+    fn fresh() -> NewRecord {
+        let (minute, head) = (Duration::from_secs(60), Bytes::new());
+        let (lease, ttl, unknown_ttl) = (minute, minute, minute);
+        NewRecord { attempt: AttemptToken([3; 16]), origin: OriginId(0), lease, ttl, unknown_ttl, head }
+    }
+
     async fn accept(store: &Memory, id: RecordId, token: u8) {
         let (head, request, body) = (Bytes::new(), Bytes::new(), Bytes::new());
         let new =
             NewDelivery { token: AttemptToken([token; 16]), origin: OriginId(0), lane: Lane(0), head, request, body };
         store.accept(id, new).await.unwrap();
+    }
+
+    impl SecondLook {
+        async fn forbids_claim(&self, store: &dyn Store, at: Timestamp) -> bool {
+            self.bars_claim(store, &Ok(Claim::Inserted(at))).await.is_some()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_look_that_fails_is_no_other_request() {
+        let store = Unreliable::new(Arc::new(Memory::new()));
+        let looked = SecondLook { delivery: None, accepts: false, ..look(&[RecordId([1; 32])], 1) };
+        let claimed = Ok(Claim::Inserted(Timestamp(60_000)));
+        assert!(looked.bars_claim(&store, &claimed).await.is_none());
+        store.set_away(true);
+        assert_eq!(looked.bars_claim(&store, &claimed).await.map(|problem| problem.code), Some(Code::StoreUnavailable));
+        let superseded = looked.bars_supersede(&store, &Ok(true)).await;
+        assert_eq!(superseded.map(|problem| problem.code), Some(Code::StoreUnavailable));
+        assert!(looked.bars_supersede(&store, &Ok(false)).await.is_none());
+        store.set_away(false);
+        store.claim(RecordId([1; 32]), fresh()).await.unwrap();
+        assert_eq!(looked.bars_claim(&store, &claimed).await.map(|problem| problem.code), Some(Code::InFlight));
     }
 
     /// A gate that was stopped for a while may find that another has delivered what it took.
@@ -145,7 +194,7 @@ mod tests {
         for late in [6_000, 4_999] {
             assert!(look(&[], 1).forbids_claim(&store, Timestamp(late)).await, "it is gone");
         }
-        assert!(look(&[], 1).forbids_supersede(&store).await);
+        assert!(look(&[], 1).bars_supersede(&store, &Ok(true)).await.is_some());
         accept(&store, OWN, 1).await;
         assert!(!look(&[], 1).forbids_claim(&store, Timestamp(60_000)).await);
         assert!(look(&[], 3).forbids_claim(&store, Timestamp(60_000)).await, "the request was accepted anew");
@@ -160,10 +209,7 @@ mod tests {
         assert!(SecondLook { delivery: None, ..look(&[higher], 1) }.stands_under_other_id(&store).await.unwrap());
         accept(&store, lower, 1).await;
         assert!(look(&[higher, lower], 1).stands_under_other_id(&store).await.unwrap());
-        let (minute, head) = (Duration::from_secs(60), Bytes::new());
-        let (lease, ttl, unknown_ttl) = (minute, minute, minute);
-        let fresh = NewRecord { attempt: AttemptToken([3; 16]), origin: OriginId(0), lease, ttl, unknown_ttl, head };
-        store.claim(higher, fresh).await.unwrap();
+        store.claim(higher, fresh()).await.unwrap();
         assert!(look(&[higher], 1).stands_under_other_id(&store).await.unwrap());
     }
 }

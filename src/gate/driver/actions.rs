@@ -38,7 +38,7 @@ enum Finished {
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
     /// The claim stands, and the request may not run: see [`SecondLook`].
-    OtherId,
+    OtherId(Problem),
     Looked(Result<Option<RecordEntry>, Error>),
     Locked(Result<Option<ProbeLock>, Error>),
     Probed(Box<Probed>),
@@ -157,10 +157,9 @@ impl ActionExecutor {
                 let fresh = needed(self.fresh.clone(), FRESH)?;
                 let second_look = self.second_look();
                 self.ask_store(async move {
-                    match store.claim(id, fresh).await {
-                        Ok(Claim::Inserted(at)) if second_look.forbids_claim(&*store, at).await => Finished::OtherId,
-                        claimed => Finished::Claimed(claimed),
-                    }
+                    let claimed = store.claim(id, fresh).await;
+                    let barred = second_look.bars_claim(&*store, &claimed).await;
+                    barred.map_or(Finished::Claimed(claimed), Finished::OtherId)
                 });
             }
             Action::Supersede(seen) => {
@@ -168,10 +167,9 @@ impl ActionExecutor {
                 let fresh = needed(self.fresh.clone(), FRESH)?;
                 let second_look = self.second_look();
                 self.ask_store(async move {
-                    match store.supersede(id, seen, fresh).await {
-                        Ok(true) if second_look.forbids_supersede(&*store).await => Finished::OtherId,
-                        superseded => Finished::Superseded(superseded),
-                    }
+                    let superseded = store.supersede(id, seen, fresh).await;
+                    let barred = second_look.bars_supersede(&*store, &superseded).await;
+                    barred.map_or(Finished::Superseded(superseded), Finished::OtherId)
                 });
             }
             Action::Look => {
@@ -334,7 +332,10 @@ impl ActionExecutor {
                 Err(problem) => self.failed(problem),
             },
             Finished::FollowedToEnd(progress) => self.followed_to_end(progress).await,
-            Finished::OtherId => Event::OtherId,
+            Finished::OtherId(problem) => {
+                self.problem = Some(problem);
+                Event::OtherId
+            }
             Finished::Claimed(Ok(claim)) => {
                 self.answered("claim", failures);
                 match claim {

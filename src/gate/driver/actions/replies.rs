@@ -36,7 +36,7 @@ impl ActionExecutor {
                 request.recovered(answer, self.settled.as_ref())
             }
             Reply::NothingLeft => request.nothing_left(),
-            Reply::OtherId => request.problem(other_id_first()),
+            Reply::OtherId => request.problem(self.problem.take().unwrap_or_else(other_id_first)),
             Reply::Retired => request.problem(request.retired()),
             Reply::LookFailed => request.store_away(),
             Reply::Failed | Reply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
