@@ -268,3 +268,11 @@ async fn what_operators_do_is_kept_in_a_database_of_the_next_list() {
     };
     assert_eq!((entries(&stores[0]).await, entries(&stores[1]).await), (0, 3));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_whose_list_names_no_database_that_has_records_is_not_ready() {
+    let stores: [Arc<Memory>; 2] = Default::default();
+    let store = unaware(&stores, places(&[None, None]), places(&[None, None]));
+    let error = store.ping().await.unwrap_err();
+    assert_eq!(error.cause().kind, ErrorKind::Moved, "{error}");
+}
