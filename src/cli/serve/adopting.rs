@@ -143,23 +143,32 @@ pub(super) async fn at_reload(
         adopt_between_gates(next, store, is_replacing, false).await
     };
     let failure = match timeout(patience, adopting).await {
+        Ok(Ok(changes)) if changes.is_empty() => return Ok(()),
         Ok(Ok(changes)) => {
+            // Of several databases, others than the one that refuses may have taken them.
+            go_back(current, store, patience).await;
             let forgotten = Forgotten { changes, lost: Vec::new() };
             return refuse(&forgotten, next, store, written, Occasion::Reload).await;
         }
         Ok(Err(error)) => error.to_string(),
         Err(_) => NO_ANSWER.to_owned(),
     };
-    // It may come to the store all the same. A gate that went on by other rules than the store knows would have its
-    // records forgotten at the next start without a word.
+    // It may come to the store all the same.
     tracing::warn!(
         error = failure,
         "the store cannot be prepared for the new configuration: going back to the former one"
     );
+    go_back(current, store, patience).await;
+    bail!("cannot prepare the store: {failure}")
+}
+
+/// Makes the store know the configuration of a gate again. A gate that went on by other rules than the store knows would have its
+/// records forgotten at the next start without a word.
+async fn go_back(current: &Gate, store: &dyn Store, patience: Duration) {
     loop {
         let (origins, identities) = current.identities();
         let error = match timeout(patience, store.adopt(origins, identities, true)).await {
-            Ok(Ok(_)) => bail!("cannot prepare the store: {failure}"),
+            Ok(Ok(_)) => return,
             Ok(Err(error)) => error.to_string(),
             Err(_) => NO_ANSWER.to_owned(),
         };
@@ -244,6 +253,8 @@ mod tests {
     use crate::idempotency::record::{AttemptToken, RecordId};
     use crate::store::NewRecord;
     use crate::store::memory::Memory;
+    use crate::store::sharded::layout::{DatabaseId, DatabaseMap};
+    use crate::store::sharded::{Databases, Sharded};
     use crate::store::unreliable::{Fault, Operation, Unreliable};
 
     const PATIENCE: Duration = Duration::from_secs(5);
@@ -294,6 +305,55 @@ mod tests {
                 store.adopt(origins, identities, false).await.unwrap().len()
             };
             assert_eq!((changes(&next).await, changes(&current).await), (1, 0), "{fault:?}");
+        }
+    }
+
+    /// Databases that are open, and stay where they are.
+    struct Open;
+
+    #[async_trait::async_trait]
+    impl Databases for Open {
+        async fn open(&self, _: usize) -> Result<Arc<dyn Store>, String> {
+            Err("it is open".to_owned())
+        }
+
+        async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+            Ok(DatabaseMap::fixed(2))
+        }
+
+        fn observed(&self, _: usize, _: bool) {}
+    }
+
+    /// No key was live when they were asked; one is when the second of them is to take the rules.
+    #[tokio::test(start_paused = true)]
+    async fn a_reload_that_one_of_several_databases_refuses_is_taken_back_in_the_others() {
+        let gate = |scope| gate_of(vec![route("charges", Mode::Protect, scope)]);
+        let (current, next) = (gate("header:x-tenant"), gate("host"));
+        let [first, second]: [Arc<Unreliable>; 2] =
+            std::array::from_fn(|_| Arc::new(Unreliable::new(Arc::new(Memory::new()))));
+        let opened = [("a", &first), ("b", &second)];
+        let opened = opened.map(|(name, store)| (name.into(), Some(Arc::clone(store) as Arc<dyn Store>)));
+        let store = Sharded::new(opened.into(), DatabaseMap::fixed(2), Arc::new(Open));
+        let (origins, identities) = current.identities();
+        store.adopt(origins, identities, false).await.unwrap();
+        second.script_for(Operation::Adopt, [Fault::Delay(Duration::from_secs(1))]);
+        let claiming = async {
+            sleep(Duration::from_millis(500)).await;
+            claim(&*second, &current).await;
+        };
+        let written = Written::default();
+        let reloading = at_reload(&current, &next, &store, &written, false, PATIENCE);
+        let (refused, ()) = tokio::join!(reloading, claiming);
+        assert!(refused.unwrap_err().downcast::<Refused>().is_ok());
+        let on_file = async |store: &Unreliable| store.identities().await.unwrap()[0].digest;
+        let former = Some(current.identities().1[0].digest);
+        assert_eq!((on_file(&first).await, on_file(&second).await), (former, former));
+        // It goes on as before, in both.
+        for id in [0x10, 0xf0] {
+            let span = Duration::from_secs(60);
+            let (attempt, head, origin) = (AttemptToken([2; 16]), Bytes::new(), current.identities().0[0].id());
+            let fresh = NewRecord { attempt, origin, lease: span, ttl: span, unknown_ttl: span, head };
+            store.claim(RecordId([id; 32]), fresh).await.unwrap();
         }
     }
 }

@@ -160,7 +160,8 @@ impl Sharded {
         failed.filter(|_| done.is_empty()).map_or(Ok(done), Err)
     }
 
-    /// Makes every database know the rules. One that cannot be reached takes no claims until it does.
+    /// Makes every database know the rules. One that cannot be reached takes no claims until it does. Where one finds that they
+    /// forget keys, the others may know them already, and all go on as before: the caller puts its former rules on file again.
     pub(super) async fn adopt_each(
         &self,
         routes: &DatabaseMap,
@@ -186,6 +187,7 @@ impl Sharded {
         }
         drop(sender);
         let (mut changes, mut failed, mut adopted) = (Vec::new(), None, Vec::new());
+        let mut is_refused = false;
         let mut deadline: Option<Instant> = None;
         loop {
             let next = match deadline {
@@ -194,6 +196,7 @@ impl Sharded {
             };
             match next {
                 Some((index, Ok(found))) => {
+                    is_refused |= !found.is_empty() && !adoption.accept_change;
                     adopted.push(index);
                     changes.push(found);
                     deadline = deadline.or(Some(Instant::now() + ADOPTION_GRACE));
@@ -206,7 +209,7 @@ impl Sharded {
         if let Some(error) = failed.filter(|_| adopted.is_empty()) {
             return Err(error);
         }
-        for (index, member) in &members {
+        for (index, member) in members.iter().filter(|_| !is_refused) {
             if adopted.contains(index) { member.adopted() } else { member.adopt_later(adoption) }
         }
         Ok(merge::changes(changes))
