@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::config::Postgres as Settings;
 use crate::store::Store;
-use crate::store::postgres::layout::find;
+use crate::store::postgres::layout::{Database, find};
 use crate::store::postgres::{Description, OpenError, Opened, Postgres};
 use crate::store::sharded::layout::{DatabaseId, DatabaseMap, Found, Misfit, fit, follow};
 use crate::store::sharded::{Databases, Sharded};
@@ -81,19 +81,28 @@ pub(super) async fn open(databases: Vec<Settings>, wrap: Wrap, observe: Observe)
 }
 
 impl List {
-    /// What the databases say that can be reached.
+    /// What the databases say that can be reached. Fails where one says no, as to a login.
     async fn look(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
-        self.look_within(Duration::MAX).await
+        let looks = join_all(self.databases.iter().map(|database| find(&database.settings))).await;
+        self.found(looks, |error| matches!(error, OpenError::Unreachable(_)))
     }
 
-    /// The same of those that answer within a time.
-    async fn look_within(&self, patience: Duration) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
+    /// The same for a gate that serves: a database that says no, or nothing, is no reason not to use the others.
+    async fn look_again(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
         let late = |_| Err(OpenError::Unreachable("it did not answer in time".to_owned()));
         let looks = self
             .databases
             .iter()
-            .map(async |database| timeout(patience, find(&database.settings)).await.unwrap_or_else(late));
-        let looks = join_all(looks).await;
+            .map(async |database| timeout(PATIENCE, find(&database.settings)).await.unwrap_or_else(late));
+        self.found(join_all(looks).await, |_| true)
+    }
+
+    /// What was found, where all errors of databases are ones to `pass_over` and one was reached.
+    fn found(
+        &self,
+        looks: Vec<Result<Database, OpenError>>,
+        pass_over: impl Fn(&OpenError) -> bool,
+    ) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
         let (mut found, mut opened, mut failed) = (Vec::new(), None, None);
         for (look, name) in looks.into_iter().zip(&self.names) {
             match look {
@@ -101,12 +110,19 @@ impl List {
                     opened.get_or_insert(database.opened);
                     found.push(Some(database.found));
                 }
-                Err(OpenError::Unreachable(error)) => {
-                    failed = Some(OpenError::Unreachable(format!("{name}: {error}")));
+                Err(error) => {
+                    let is_passed_over = pass_over(&error);
+                    let error = match error {
+                        OpenError::Unreachable(error) => OpenError::Unreachable(format!("{name}: {error}")),
+                        OpenError::Layout(misfit) => misfit.into(),
+                        error => OpenError::of_database(name, error),
+                    };
+                    if !is_passed_over {
+                        return Err(error);
+                    }
+                    failed = Some(error);
                     found.push(None);
                 }
-                Err(OpenError::Layout(misfit)) => return Err(misfit.into()),
-                Err(error) => return Err(OpenError::of_database(name, error)),
             }
         }
         let none = || OpenError::Unreachable("the list is empty".to_owned());
@@ -131,7 +147,7 @@ impl List {
 impl Databases for List {
     async fn open(&self, index: usize) -> Result<Arc<dyn Store>, String> {
         // It may have come back as another one, or with another list.
-        let (found, _) = self.look().await.map_err(|error| error.to_string())?;
+        let (found, _) = self.look_again().await.map_err(|error| error.to_string())?;
         if found[index].is_some() {
             fit(&self.names, &found).map_err(|misfit| misfit.to_string())?;
         }
@@ -143,11 +159,57 @@ impl Databases for List {
     }
 
     async fn routes(&self, ids: &[DatabaseId]) -> Result<DatabaseMap, String> {
-        let (found, _) = self.look_within(PATIENCE).await.map_err(|error| error.to_string())?;
+        let (found, _) = self.look_again().await.map_err(|error| error.to_string())?;
         follow(ids, &found).ok_or_else(|| "no database says where records are".to_owned())
     }
 
     fn observed(&self, index: usize, is_up: bool) {
         (self.observe)(&self.names[index], is_up);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::postgres::layout::join;
+    use crate::store::postgres::migrate;
+    use crate::store::servers;
+
+    fn named(server: &servers::Postgres, database: &str) -> Settings {
+        let url = server.url(database);
+        let servers = url.parse().unwrap();
+        let settings = crate::store::postgres::Settings { servers, tls: None, connections: 2 };
+        Settings { settings, url, password_file: None }
+    }
+
+    fn list(databases: &[Settings]) -> List {
+        let names = databases.iter().map(Settings::servers).collect();
+        let wrap: Wrap = Box::new(|store, _| Arc::new(store));
+        List { databases: databases.to_vec(), names, wrap, observe: Box::new(|_, _| ()) }
+    }
+
+    /// A database that was removed from the store may be gone from its server.
+    #[tokio::test]
+    async fn a_database_that_says_no_does_not_keep_a_gate_that_serves_from_the_others() {
+        let Some(server) = servers::Postgres::start() else { return };
+        for database in ["one", "other"] {
+            server.session().run(&format!("CREATE DATABASE {database}"));
+        }
+        let both = ["one", "other"].map(|database| named(&server, database));
+        for database in &both {
+            migrate(&database.settings).await.unwrap();
+        }
+        let names = both.clone().map(|database| database.servers());
+        join(&names, &both.clone().map(|database| database.settings)).await.unwrap();
+        let [one, _] = both;
+        let list = list(&[one, named(&server, "nowhere")]);
+        let (found, _) = list.look_again().await.unwrap();
+        let ids: Vec<DatabaseId> = found[0].as_ref().unwrap().layout.as_ref().unwrap().members.clone();
+        assert_eq!(list.routes(&ids).await.unwrap().members, [Some(0), Some(1)]);
+        list.open(0).await.unwrap().close().await;
+        let refused = list.open(1).await.err().unwrap();
+        assert!(refused.contains("nowhere"), "{refused}");
+        // At a start it is a mistake of the configuration.
+        assert!(matches!(list.look().await, Err(OpenError::Of { .. })));
     }
 }
