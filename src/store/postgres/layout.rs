@@ -144,7 +144,12 @@ pub(super) async fn look(client: &Client) -> Result<Database, OpenError> {
 pub(super) fn check_alone(settings: &Settings, found: &Found) -> Result<(), Misfit> {
     if found.layout.is_some() {
         let hosts = (0..hosts::count(&settings.servers)).map(|host| hosts::name(&settings.servers, host));
-        fit(&[hosts.collect::<Vec<_>>().join(",")], &[Some(found.clone())])?;
+        let mut name = hosts.collect::<Vec<_>>().join(",");
+        // Several databases of one server may be one store.
+        if let Some(database) = settings.servers.get_dbname() {
+            name = format!("{name}/{database}");
+        }
+        fit(&[name], &[Some(found.clone())])?;
     }
     Ok(())
 }

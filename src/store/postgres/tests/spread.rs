@@ -108,6 +108,7 @@ async fn a_list_is_made_once_and_any_other_is_refused() {
     }
     // One of them is not a store by itself, and older programs do not take it for one.
     let refused = Postgres::open(&settings[1]).await.unwrap_err().to_string();
+    assert!(refused.contains(&format!("/{} says that it is", databases[1].name)), "{refused}");
     assert!(
         refused.contains("says that it is number 2 of 3 databases, and [store] url names it as number 1 of 1"),
         "{refused}"
