@@ -7,9 +7,11 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::Connector;
+use super::pool::Pool;
 use super::schema::{self, LOCK};
 use super::{OpenError, Settings, hosts};
 use crate::idempotency::record::Timestamp;
+use crate::store::Error;
 use crate::store::sharded::layout::{DatabaseId, Found, Layout, Misfit, fit};
 use crate::store::sharded::placement::beginning;
 
@@ -138,6 +140,15 @@ pub(super) async fn look(client: &Client) -> Result<Database, OpenError> {
     let target = row.get::<_, Option<Vec<&[u8]>>>(3).map(ids).transpose()?;
     let layout = Some(Layout { members, target });
     Ok(Database { found: Found { id, layout }, opened, has_records, number: Some(row.get(4)) })
+}
+
+/// Whether no other database has records of the store, or is about to.
+pub(super) async fn is_alone(pool: &Pool) -> Result<bool, Error> {
+    let question = "SELECT NOT EXISTS (
+            SELECT FROM oncegate.layout l, oncegate.store s, unnest(l.members || coalesce(l.target, '{}')) other
+            WHERE other <> s.id
+        )";
+    Ok(pool.query(question, &[]).await?.first().is_none_or(|row| row.get(0)))
 }
 
 /// Refuses a database that is not the whole store, where it is named alone.

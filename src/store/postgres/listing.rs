@@ -257,7 +257,7 @@ fn unreadable(unreadable: Unreadable) -> Error {
 impl Resealing for Postgres {
     async fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
         self.ensure_open()?;
-        read_beginnings(&self.pool, after, limit).await
+        self.of_all(read_beginnings(&self.pool, after, limit).await?).await
     }
 
     async fn reseal(&self, id: RecordId, seen: Version, values: Values) -> Result<bool, Error> {

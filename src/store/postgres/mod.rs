@@ -67,6 +67,7 @@ use self::session::CallError;
 use self::write_check::WriteHealth;
 use super::batcher::Batcher;
 use super::sharded::layout::{Found, Misfit};
+use super::sharded::not_all;
 use super::waiters::Waiters;
 use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
@@ -115,6 +116,8 @@ pub struct Postgres {
     is_closing: AtomicBool,
     description: Description,
     opened: Opened,
+    /// Whether it was the whole store when it was opened.
+    is_alone: bool,
 }
 
 impl Settings {
@@ -152,7 +155,8 @@ impl Postgres {
     /// # Errors
     /// See [`OpenError`]; only after [`OpenError::Unreachable`] it may help to try again.
     pub async fn open(settings: &Settings) -> Result<Self, OpenError> {
-        Self::open_member(settings, &|found| layout::check_alone(settings, found)).await
+        let store = Self::open_member(settings, &|found| layout::check_alone(settings, found)).await?;
+        Ok(Self { is_alone: true, ..store })
     }
 
     /// The same for one of several databases. `check` judges what it says of itself.
@@ -204,7 +208,14 @@ impl Postgres {
             is_closing: AtomicBool::new(false),
             description,
             opened,
+            is_alone: false,
         })
+    }
+
+    /// What was read of all records. An error where it was the whole store, and is one of several databases by now.
+    async fn of_all<T>(&self, read: T) -> Result<T, Error> {
+        let is_all = !self.is_alone || layout::is_alone(&self.pool).await?;
+        if is_all { Ok(read) } else { Err(not_all()) }
     }
 
     /// The server, as of the start.
@@ -387,12 +398,12 @@ impl Store for Postgres {
 
     async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.ensure_open()?;
-        listing::list(&self.pool, &filter, after, limit).await
+        self.of_all(listing::list(&self.pool, &filter, after, limit).await?).await
     }
 
     async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
         self.ensure_open()?;
-        listing::scan(&self.pool, &filter, after, limit).await
+        self.of_all(listing::scan(&self.pool, &filter, after, limit).await?).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
@@ -405,12 +416,12 @@ impl Store for Postgres {
         self.ensure_open()?;
         let rows = self.pool.write("SELECT in_flight, completed, unknown FROM oncegate.count_v1()", &[]).await?;
         let count = |column| count_of(&rows, column).map(|count| count as u64);
-        Ok([count(0)?, count(1)?, count(2)?])
+        self.of_all([count(0)?, count(1)?, count(2)?]).await
     }
 
     async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {
         self.ensure_open()?;
-        adopt::changes(&self.pool, &origins, &rules).await
+        self.of_all(adopt::changes(&self.pool, &origins, &rules).await?).await
     }
 
     async fn adopt(

@@ -260,7 +260,7 @@ impl Sharded {
 }
 
 /// Some records are out of reach.
-fn not_all() -> Error {
+pub(super) fn not_all() -> Error {
     let why = "the store has records in a database that [store] url does not name: they move, or the gate needs the list that \
                the store has now";
     Error::determinate(ErrorKind::Moved, why)

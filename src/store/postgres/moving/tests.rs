@@ -4,10 +4,10 @@ use super::*;
 use crate::idempotency::record::RecordId;
 use crate::store::postgres::Postgres;
 use crate::store::postgres::layout::join;
-use crate::store::postgres::tests::{database, settings};
+use crate::store::postgres::tests::{database, open, settings};
 use crate::store::servers::Database;
 use crate::store::sharded::layout::Found;
-use crate::store::{End, Store as _, contract};
+use crate::store::{End, Error, ErrorKind, Filter, Store as _, contract};
 
 /// Two databases that are one store. The first has a record.
 async fn two() -> Option<[Database; 2]> {
@@ -122,4 +122,28 @@ async fn a_database_that_is_in_another_move_neither_gives_anything_up_nor_change
     swapped(&a, &b).await;
     refused(late.announce().await);
     assert_eq!((a.value(in_order), b.value(in_order)), ("f".into(), "t".into()));
+}
+
+/// A gate that was started with it alone is not refused anything either, as long as it has no request with a key.
+#[tokio::test]
+async fn a_store_by_itself_that_became_one_of_two_lists_no_part_of_the_records() {
+    let (Some(a), Some(b)) = (database(), database()) else { return };
+    b.run("UPDATE oncegate.store SET id = uuid_send(gen_random_uuid())");
+    let store = open(&a.url).await;
+    let fresh = contract::fresh(1);
+    let attempt = fresh.attempt;
+    store.claim(RecordId([0xf0; 32]), fresh).await.unwrap();
+    store.settle(RecordId([0xf0; 32]), attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
+    assert_eq!(store.count().await.unwrap(), [0, 0, 1]);
+    let list = |databases: &[&Database]| {
+        databases.iter().map(|database| (database.name.clone(), settings(&database.url))).collect()
+    };
+    let (from, to) = (list(&[&a]), list(&[&a, &b]));
+    move_records(&Move { from, to, is_preparation: false }, &mut |_| ()).await.unwrap();
+    let is_moved = |error: Error| assert_eq!(error.cause().kind, ErrorKind::Moved, "{error}");
+    is_moved(store.list(Filter::default(), None, 9).await.unwrap_err());
+    is_moved(store.scan(Filter::default(), None, 9).await.unwrap_err());
+    is_moved(store.resealing().unwrap().beginnings(None, 9).await.unwrap_err());
+    is_moved(store.count().await.unwrap_err());
+    is_moved(store.changes(Vec::new(), Vec::new()).await.unwrap_err());
 }
