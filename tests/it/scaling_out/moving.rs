@@ -198,6 +198,31 @@ fn a_database_is_given_up() {
     assert!(log.contains("says that it is"), "{log}");
 }
 
+/// It has no request with a key, so that no database refuses it anything.
+#[test]
+fn a_gate_that_heard_of_no_move_lists_no_part_of_the_records() {
+    let Some((_servers, urls)) = servers(3) else { return };
+    let urls = refs(&urls);
+    let (two, three) = (&urls[..2], &urls[..]);
+    done(&named("--store", two));
+    let upstream = numbered();
+    let former = over(Gate::before(&upstream), two).start();
+    for key in 0..40 {
+        former.post("/charges", &format!("k-{key}"), "{}").expect(200, "executed");
+    }
+    assert_eq!(pages(&former), 40);
+    done(&lists(two, three));
+    assert_eq!(former.admin("GET", "/api/v1/records", None).status, 503);
+    let next = over(Gate::before(&upstream), three).start();
+    assert_eq!(pages(&next), 40);
+    // It hears of the way back no more than of the way there.
+    done(&lists(three, two));
+    assert_eq!(pages(&next), 40);
+    // What lacks a database looks by itself.
+    eventually("it looks again", || (former.admin("GET", "/api/v1/records", None).status == 200).then_some(()));
+    assert_eq!(pages(&former), 40);
+}
+
 #[test]
 fn lists_that_are_not_what_the_databases_say_move_nothing() {
     let Some((_servers, urls)) = servers(3) else { return };
