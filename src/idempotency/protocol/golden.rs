@@ -181,7 +181,10 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the configuration has changed", Event::Retired),
         ("the request may not run", Event::Barred),
         ("the store acknowledges the claim", Event::Claimed),
-        ("the store acknowledges the claim, and has a record of the key under another id", Event::OtherId),
+        (
+            "the store acknowledges the claim, and has a record of the key under another id, or does not say",
+            Event::OtherId,
+        ),
         ("the record had changed meanwhile", Event::NotSuperseded),
         ("the store has an attempt in flight", exists(in_flight())),
         ("the store has an answer", exists(completed())),
@@ -306,7 +309,8 @@ fn reply_in_words(reply: &Reply) -> String {
         Reply::Recovered => "with what the upstream said, `recovered`".to_owned(),
         Reply::Decided { .. } => "what the record says".to_owned(),
         Reply::Released => "with the released answer".to_owned(),
-        Reply::NothingLeft | Reply::OtherId => "409 `in-flight`, to be sent again at once".to_owned(),
+        Reply::NothingLeft => "409 `in-flight`, to be sent again at once".to_owned(),
+        Reply::OtherId => "409 `in-flight`, to be sent again at once; 503 where the store does not say".to_owned(),
         Reply::Retired => "503 `overloaded`: the configuration changed".to_owned(),
         Reply::ClaimFailed | Reply::ClaimUnanswered | Reply::LeaderUnanswered => {
             "503 `store-unavailable`, or forwards it unprotected where the route says so".to_owned()
