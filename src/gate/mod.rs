@@ -42,7 +42,7 @@ pub use self::delivery::disposition::{Disposition, Tries};
 pub use self::delivery::message::{CircuitPermit, Message};
 use self::delivery::request_status;
 use self::describe::policy_page::PolicyPage;
-pub use self::identity::newer_rules::{KNOWN_AFTER, follow_rules, replaces};
+pub use self::identity::newer_rules::{KNOWN_AFTER, are_in_force, follow_rules, replaces};
 use self::identity::origin;
 use self::inquiry::probe::ProbeCheck;
 pub use self::inquiry::reconcile::ask_about_unknown;

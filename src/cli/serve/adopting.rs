@@ -11,7 +11,7 @@ use crate::cli::identity_changes::{
     ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_lost, report,
 };
 use crate::gate::identity::coverage::LostKeys;
-use crate::gate::{Gate, KNOWN_AFTER, replaces};
+use crate::gate::{Gate, KNOWN_AFTER, are_in_force, replaces};
 use crate::store::{Error, ErrorKind, IdentityChange, LiveKeys, Store};
 use crate::telemetry::wall_clock;
 
@@ -138,37 +138,35 @@ pub(super) async fn at_reload(
     is_shared: bool,
     patience: Duration,
 ) -> anyhow::Result<()> {
-    let adopting = async {
-        let is_replacing = is_shared && replaces(&store.identities().await?, next.identity_rules(), wall_clock());
-        adopt_between_gates(next, store, is_replacing, false).await
+    let on_file = match timeout(patience, store.identities()).await {
+        Ok(Ok(on_file)) => on_file,
+        Ok(Err(error)) => bail!("cannot prepare the store: {error}"),
+        Err(_) => bail!("cannot prepare the store: {NO_ANSWER}"),
     };
+    let is_replacing = is_shared && replaces(&on_file, next.identity_rules(), wall_clock());
+    let adopting = adopt_between_gates(next, store, is_replacing, false);
     let failure = match timeout(patience, adopting).await {
-        Ok(Ok(changes)) if changes.is_empty() => return Ok(()),
         Ok(Ok(changes)) => {
-            // Of several databases, others than the one that refuses may have taken them.
-            go_back(current, store, patience).await;
             let forgotten = Forgotten { changes, lost: Vec::new() };
             return refuse(&forgotten, next, store, written, Occasion::Reload).await;
         }
         Ok(Err(error)) => error.to_string(),
         Err(_) => NO_ANSWER.to_owned(),
     };
-    // It may come to the store all the same.
+    // Another gate has replaced the rules of this one. They must not count again: it may have recorded keys by its own.
+    if !are_in_force(&on_file, current.identity_rules()) {
+        bail!("cannot prepare the store: {failure}");
+    }
+    // It may come to the store all the same. A gate that went on by other rules than the store knows would have its
+    // records forgotten at the next start without a word.
     tracing::warn!(
         error = failure,
         "the store cannot be prepared for the new configuration: going back to the former one"
     );
-    go_back(current, store, patience).await;
-    bail!("cannot prepare the store: {failure}")
-}
-
-/// Makes the store know the configuration of a gate again. A gate that went on by other rules than the store knows would have its
-/// records forgotten at the next start without a word.
-async fn go_back(current: &Gate, store: &dyn Store, patience: Duration) {
     loop {
         let (origins, identities) = current.identities();
         let error = match timeout(patience, store.adopt(origins, identities, true)).await {
-            Ok(Ok(_)) => return,
+            Ok(Ok(_)) => bail!("cannot prepare the store: {failure}"),
             Ok(Err(error)) => error.to_string(),
             Err(_) => NO_ANSWER.to_owned(),
         };
@@ -253,8 +251,6 @@ mod tests {
     use crate::idempotency::record::{AttemptToken, RecordId};
     use crate::store::NewRecord;
     use crate::store::memory::Memory;
-    use crate::store::sharded::layout::{DatabaseId, DatabaseMap};
-    use crate::store::sharded::{Databases, Sharded};
     use crate::store::unreliable::{Fault, Operation, Unreliable};
 
     const PATIENCE: Duration = Duration::from_secs(5);
@@ -308,52 +304,24 @@ mod tests {
         }
     }
 
-    /// Databases that are open, and stay where they are.
-    struct Open;
-
-    #[async_trait::async_trait]
-    impl Databases for Open {
-        async fn open(&self, _: usize) -> Result<Arc<dyn Store>, String> {
-            Err("it is open".to_owned())
-        }
-
-        async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
-            Ok(DatabaseMap::fixed(2))
-        }
-
-        fn observed(&self, _: usize, _: bool) {}
-    }
-
-    /// No key was live when they were asked; one is when the second of them is to take the rules.
+    /// Whether the reload is refused or fails: what the other gate has recorded must be found.
     #[tokio::test(start_paused = true)]
-    async fn a_reload_that_one_of_several_databases_refuses_is_taken_back_in_the_others() {
+    async fn rules_that_another_gate_has_replaced_do_not_come_back_by_a_reload() {
         let gate = |scope| gate_of(vec![route("charges", Mode::Protect, scope)]);
-        let (current, next) = (gate("header:x-tenant"), gate("host"));
-        let [first, second]: [Arc<Unreliable>; 2] =
-            std::array::from_fn(|_| Arc::new(Unreliable::new(Arc::new(Memory::new()))));
-        let opened = [("a", &first), ("b", &second)];
-        let opened = opened.map(|(name, store)| (name.into(), Some(Arc::clone(store) as Arc<dyn Store>)));
-        let store = Sharded::new(opened.into(), DatabaseMap::fixed(2), Arc::new(Open));
-        let (origins, identities) = current.identities();
-        store.adopt(origins, identities, false).await.unwrap();
-        second.script_for(Operation::Adopt, [Fault::Delay(Duration::from_secs(1))]);
-        let claiming = async {
-            sleep(Duration::from_millis(500)).await;
-            claim(&*second, &current).await;
-        };
-        let written = Written::default();
-        let reloading = at_reload(&current, &next, &store, &written, false, PATIENCE);
-        let (refused, ()) = tokio::join!(reloading, claiming);
-        assert!(refused.unwrap_err().downcast::<Refused>().is_ok());
-        let on_file = async |store: &Unreliable| store.identities().await.unwrap()[0].digest;
-        let former = Some(current.identities().1[0].digest);
-        assert_eq!((on_file(&first).await, on_file(&second).await), (former, former));
-        // It goes on as before, in both.
-        for id in [0x10, 0xf0] {
-            let span = Duration::from_secs(60);
-            let (attempt, head, origin) = (AttemptToken([2; 16]), Bytes::new(), current.identities().0[0].id());
-            let fresh = NewRecord { attempt, origin, lease: span, ttl: span, unknown_ttl: span, head };
-            store.claim(RecordId([id; 32]), fresh).await.unwrap();
+        let (current, next, other) = (gate("header:x-tenant"), gate("client-ip"), gate("host"));
+        let faults = [None, Some(Fault::Refuse), Some(Fault::LoseCall), Some(Fault::Hang)];
+        for (fault, next) in faults.into_iter().flat_map(|fault| [(fault, &current), (fault, &next)]) {
+            let store = Unreliable::new(Arc::new(Memory::new()));
+            for gate in [&current, &other] {
+                let (origins, identities) = gate.identities();
+                store.adopt(origins, identities, false).await.unwrap();
+            }
+            claim(&store, &other).await;
+            store.script_for(Operation::Adopt, fault);
+            at_reload(&current, next, &store, &Written::default(), true, PATIENCE).await.unwrap_err();
+            let on_file = store.identities().await.unwrap();
+            assert!(are_in_force(&on_file, other.identity_rules()), "{fault:?}");
+            assert!(!are_in_force(&on_file, current.identity_rules()), "{fault:?}");
         }
     }
 }

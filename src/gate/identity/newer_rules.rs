@@ -104,6 +104,13 @@ fn replaced<'a>(own: &'a [NamespaceRuleSet], on_file: &[&NamespaceRules]) -> Vec
     own.iter().filter(|rules| !on_file.iter().any(|found| found.goes_with(rules))).collect()
 }
 
+/// Whether a gate with these rules may claim: no other gate has put rules on file that replace them.
+#[must_use]
+pub fn are_in_force(on_file: &[NamespaceRules], rules: IdentityRules<'_>) -> bool {
+    let on_file: Vec<&NamespaceRules> = of_service(on_file, rules.service()).collect();
+    replaced(&rules.adoption().1, &on_file).is_empty()
+}
+
 /// Whether adopting these rules replaces others by which gates that run may still claim: those that make new ids, or those of
 /// another id secret, by which a gate makes its ids that swaps the two later; or whether another gate has just replaced some,
 /// by the clock of this process.

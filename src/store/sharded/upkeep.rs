@@ -161,7 +161,7 @@ impl Sharded {
     }
 
     /// Makes every database know the rules. One that cannot be reached takes no claims until it does. Where one finds that they
-    /// forget keys, the others may know them already, and all go on as before: the caller puts its former rules on file again.
+    /// forget keys, the others may know them already: a gate with the former rules claims nothing there until one adopts those.
     pub(super) async fn adopt_each(
         &self,
         routes: &DatabaseMap,
