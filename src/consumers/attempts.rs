@@ -49,6 +49,7 @@ impl AttemptLog {
     /// The message with this key is in hand.
     pub(super) fn hold(&self, key: Bytes) -> MessageInHand {
         let (mut entries, now) = (self.entries(), Instant::now());
+        entries.make_room();
         let known = entries.of.get(&key);
         if known.is_some_and(|known| known.holders == 0) {
             entries.away -= 1;
@@ -56,7 +57,6 @@ impl AttemptLog {
                 entries.of.remove(&key);
             }
         }
-        entries.make_room();
         entries.of.entry(key.clone()).or_insert_with(|| Attempts::new(now)).holders += 1;
         drop(entries);
         MessageInHand { log: self.clone(), key }

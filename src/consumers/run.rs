@@ -23,6 +23,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// About how often a consumer that stands by asks whether the other is gone.
 const STAND_BY: Duration = Duration::from_secs(1);
 
+/// How long a broker may take to hear that a gate that stops wants no more messages. What runs is not ended meanwhile.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// So many messages for each that may run are taken, so that those that wait for their next attempt hold up no others.
 const TAKEN_FOR_EACH: u32 = 8;
 
@@ -139,7 +142,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     is_stopping = true;
                     returning.send_replace(true);
                     // What runs is ended all the same, as far as the broker takes it.
-                    match timeout(self.subscription.patience(), self.subscription.pause()).await {
+                    match timeout(PAUSE, self.subscription.pause()).await {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => self.still_sends(&error),
                         Err(_) => self.still_sends(&no_answer()),

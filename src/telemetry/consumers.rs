@@ -62,8 +62,8 @@ impl ConsumerFamilies {
     pub(super) fn new(registry: &Registry) -> Self {
         let messages = "Messages that a consumer ended, by how.";
         let in_hand = "Messages that a consumer has taken and not ended.";
-        let connected = "Whether a consumer is connected to its broker.";
-        let refused = "Dead letters that a broker did not take, each time that one was sent.";
+        let connected = "Whether a consumer has a connection to its broker that has proven itself.";
+        let refused = "Dead letters that a broker did not confirm, each time that one was sent.";
         let gauge = |name, help| IntGaugeVec::new(Opts::new(name, help), &["consumer"]);
         Self {
             messages: add(

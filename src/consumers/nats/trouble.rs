@@ -46,9 +46,9 @@ fn said(error: &ServerError) -> Option<String> {
     if text.contains(unreadable::LOOKS_AT) {
         return None;
     }
-    // The subject of each acknowledgement is another.
-    let of_acknowledgement = text.split_once("$JS.ACK.").map(|(before, _)| format!("{before}$JS.ACK.>\""));
-    Some(of_acknowledgement.unwrap_or(text))
+    // The subject of each acknowledgement is another, and so is that of the answers to each connection.
+    let of_all = |prefix: &str| text.split_once(prefix).map(|(before, _)| format!("{before}{prefix}>\""));
+    Some(of_all("$JS.ACK.").or_else(|| of_all("_INBOX.")).unwrap_or(text))
 }
 
 #[cfg(test)]
@@ -65,6 +65,8 @@ mod tests {
         let acknowledged = ["$JS.ACK.ORDERS.gate.1.5.3.17.0", "$JS.ACK.ORDERS.gate.2.6.4.18.0"].map(denied);
         assert_eq!(acknowledged[0], acknowledged[1]);
         assert!(acknowledged[0].as_deref().is_some_and(|text| text.ends_with("\"$JS.ACK.>\"")), "{acknowledged:?}");
+        let inbox = |name: &str| of(&format!("Permissions Violation for Subscription to \"_INBOX.{name}.*\""));
+        assert_eq!(inbox("one"), inbox("two"));
         let (troubled, trouble) = watch::channel(None);
         let mut trouble = Trouble(trouble);
         assert_eq!(trouble.or("timed out"), "timed out");

@@ -329,6 +329,7 @@ fn forwarded(request: &ProtectedRequest, attempt: AttemptToken) -> Request<Body>
     let mut forwarded = pass::buffered_request(request.upstream(), &request.head, &request.body, &options);
     // Rules that read the answer need it as it is (RFC 9110, 12.5.3).
     if !request.policy().outcomes_body.0.is_empty()
+        && !request.head.is_call()
         && let Entry::Occupied(mut codings) = forwarded.headers_mut().entry(ACCEPT_ENCODING)
     {
         codings.insert(HeaderValue::from_static("identity"));

@@ -49,6 +49,9 @@ pub struct Number {
     exponent: i64,
 }
 
+/// The rules cannot read a body.
+struct Unread;
+
 impl BodyOutcomes {
     /// Whether an answer with these headers may be judged by its body: one that says that it is JSON, and is not coded.
     #[must_use]
@@ -71,8 +74,8 @@ impl BodyOutcomes {
 
     /// What the rules make of an answer that ends its attempt `otherwise` without them; nothing where they say nothing of it.
     ///
-    /// Its body is nothing where the gate does not have all of it. JSON that is not there, is coded or is larger than
-    /// [`LARGEST_JUDGED`] cannot be read, and might say that the request took effect: its key does not become free.
+    /// Its body is nothing where the gate does not have all of it. JSON that is not there, is coded, is too deep or is larger than
+    /// [`LARGEST_JUDGED`] cannot be read. Where a rule could keep its key, it does not become free.
     #[must_use]
     pub fn judge(
         &self,
@@ -81,25 +84,27 @@ impl BodyOutcomes {
         otherwise: Action,
     ) -> Option<Action> {
         let is_readable = self.is_readable(headers)?;
-        match body.filter(|body| is_readable && body.len() <= LARGEST_JUDGED) {
-            Some(body) => self.first_match(body),
-            None => (otherwise == Action::Release).then_some(Action::Hold),
-        }
+        let body = body.filter(|body| is_readable && body.len() <= LARGEST_JUDGED);
+        body.map_or(Err(Unread), |body| self.first_match(body)).unwrap_or_else(|Unread| {
+            let could_keep = self.0.iter().any(|rule| rule.then != Action::Release);
+            (could_keep && otherwise == Action::Release).then_some(Action::Hold)
+        })
     }
 
     /// What the first rule that matches says. What is not JSON matches nothing, and a rule does not match where a name on its way
     /// stands twice.
-    fn first_match(&self, body: &[u8]) -> Option<Action> {
+    fn first_match(&self, body: &[u8]) -> Result<Option<Action>, Unread> {
         let body = json::without_mark(body);
         for rule in &self.0 {
             match json::locate(body, &rule.pointer) {
-                Ok(Some(value)) if rule.equals.is(value) => return Some(rule.then),
+                Ok(Some(value)) if rule.equals.is(value) => return Ok(Some(rule.then)),
                 Ok(_) | Err(Fault::Ambiguous) => {}
                 // What is not JSON for one rule is not JSON for the next.
-                Err(Fault::Syntax | Fault::TooDeep) => return None,
+                Err(Fault::Syntax) => return Ok(None),
+                Err(Fault::TooDeep) => return Err(Unread),
             }
         }
-        None
+        Ok(None)
     }
 }
 
@@ -199,10 +204,13 @@ mod tests {
         let gzip = headers(&[("content-type", "application/json"), ("content-encoding", "gzip")]);
         let (json, text) = (headers(JSON), headers(&[("content-type", "text/plain")]));
         let large = vec![b' '; LARGEST_JUDGED + 1];
+        let deep = format!("{}{}", "[".repeat(70), "]".repeat(70));
+        let releasing = BodyOutcomes(vec![rule("/later", Scalar::Flag(true), Action::Release)]);
         for (headers, body, is_held) in [
             (&json, None, true),
             (&json, Some(&large[..]), true),
             (&json, Some(&large[1..]), false),
+            (&json, Some(deep.as_bytes()), true),
             (&gzip, Some(b"{}"), true),
             (&gzip, None, true),
             (&text, Some(&large), false),
@@ -212,7 +220,9 @@ mod tests {
             for otherwise in [Action::Store, Action::Hold] {
                 assert_eq!(rules.judge(headers, body, otherwise), None);
             }
-            assert_eq!(BodyOutcomes::default().judge(headers, body, Action::Release), None);
+            for none_keeps in [&releasing, &BodyOutcomes::default()] {
+                assert_eq!(none_keeps.judge(headers, body, Action::Release), None);
+            }
         }
     }
 

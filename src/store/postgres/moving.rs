@@ -94,6 +94,8 @@ pub async fn move_records(lists: &Move, say: &mut dyn FnMut(String)) -> Result<(
     let mut moving = Moving::of(lists).await?;
     moving.check_clocks().await?;
     if moving.is_over() {
+        // An earlier run may have ended before it came to this.
+        moving.copy_entries().await?;
         say("nothing to move: the records are where they belong".to_owned());
         return Ok(());
     }

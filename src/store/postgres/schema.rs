@@ -136,7 +136,7 @@ pub async fn pending(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
 
 /// How long a migration waits for a lock, since what gates do waits behind it; how long it then lets them go on; and for how
 /// long it tries.
-const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '500ms'";
+pub(super) const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '500ms'";
 const PAUSE: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -2,15 +2,20 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, join_all};
+use tokio::time::timeout;
 
 use super::Sharded;
 use super::placement::place_of;
 use crate::store::audit::{self, AuditLog, EntryFilter, EntryPage, NewEntry, Position};
 use crate::store::{Error, ErrorKind, Store};
+
+/// How long the databases have to say where records are.
+const LOOK: Duration = Duration::from_millis(500);
 
 #[async_trait]
 impl AuditLog for Sharded {
@@ -20,9 +25,10 @@ impl AuditLog for Sharded {
         let call = |store: Arc<dyn Store>, entry: NewEntry| -> BoxFuture<'static, _> {
             Box::pin(async move { audit::of(&*store)?.append(entry).await })
         };
-        let routes = match self.look().await {
-            Ok(routes) => Arc::new(routes),
-            Err(_) => self.routes.load_full(),
+        // What is done waits for its entry.
+        let routes = match timeout(LOOK, self.look()).await {
+            Ok(Ok(routes)) => Arc::new(routes),
+            Ok(Err(_)) | Err(_) => self.routes.load_full(),
         };
         let lists: Vec<&Vec<Option<usize>>> = routes.target.iter().chain([&routes.members]).collect();
         let place = |list: &Vec<Option<usize>>| list.get(place_of(entry.record?, list.len())).copied().flatten();

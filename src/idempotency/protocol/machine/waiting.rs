@@ -67,6 +67,7 @@ impl Protocol {
     fn waited_here(&mut self, waiting: Waiting, event: Event) -> Vec<Action> {
         match event {
             Event::Followed(Followed::Released { .. }) => self.reply(Reply::Released),
+            Event::Failed => self.reply(Reply::Failed),
             // It ended, or the upstream was asked about it, and nothing is known. A retry may ask; this request asks nothing.
             Event::Followed(Followed::Found { decision: Decision::Probe, until }) => {
                 self.reply(Reply::Decided { decision: Decision::Unknown, until })

@@ -14,7 +14,7 @@ use super::{Lists, slices};
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::layout::Database;
 use crate::store::postgres::ranges::Range;
-use crate::store::postgres::schema::{self, LOCK};
+use crate::store::postgres::schema::{self, LOCK, LOCK_TIMEOUT};
 use crate::store::postgres::session::{CallError, Parameter, Session};
 use crate::store::postgres::{OpenError, Settings, error};
 
@@ -142,7 +142,8 @@ impl Member {
         match held_in {
             Some(lists) if stage(transaction.client(), lists).await? != Some(Stage::Moving) => return Ok(None),
             Some(_) => {}
-            None => transaction.batch_execute(LOCK).await?,
+            // A process that was stopped in the middle may hold it.
+            None => transaction.batch_execute(&format!("{LOCK_TIMEOUT}; {LOCK}")).await?,
         }
         let rows = transaction.query_typed(sql, values).await?;
         transaction.commit().await?;
