@@ -309,6 +309,7 @@ fn cold_hits(
         "store_v1",
         "oncegate.identity",
         "oncegate.rules_period",
+        "oncegate.layout",
     ];
     let is_workers = |line: &str| others.iter().any(|name| line.contains(name));
     let statements = log[from..to].lines().filter(|line| line.contains("oncegate.") && !is_workers(line));

@@ -93,7 +93,7 @@ fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
                 || standing.state == State::InFlight && standing.is_past(facts.at(got.index))
         })
         .and_then(|()| retry_after(got, false)),
-        "accepted" => accepted(facts, got).and_then(|()| retry_after(got, true)),
+        "accepted" => accepted(facts, got),
         "still-running" | "store-unavailable" | "upstream-unreachable" => retry_after(got, true),
         "upstream-broken" | "upstream-timeout" => retry_after(got, false),
         word => wrong(&format!("{word} is no answer to a request that is well-formed")),
@@ -181,9 +181,13 @@ fn end_to_end(answer: &Answer) -> Vec<&(String, String)> {
 /// A request that is accepted waits for its delivery, or is under way by its record.
 fn accepted(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
     let Got { sent, index, .. } = got;
+    // Asking again helps until it is given up.
+    let is_given_up = got.answer.header("retry-after").is_none();
+    retry_after(got, !is_given_up)?;
     let waits = facts.all_waiting(sent.label, sent.index, *index).into_iter().flatten();
+    let waits = waits.filter(|waiting| waiting.is_dead == is_given_up);
     let stands = facts.standings(sent.label, sent.index, *index).into_iter().flatten();
-    let stands = stands.filter(|standing| standing.state != State::Completed);
+    let stands = stands.filter(|standing| standing.state != State::Completed && !is_given_up);
     if got.answer.status != 202 || got.answer.header("location").is_none() {
         return wrong("it does not say where its status is");
     }
