@@ -51,12 +51,15 @@ struct Locked {
 impl Locked {
     /// `ending` is its answer, or the beginning of that: another key may have come before the attempt ended.
     fn look_at(&mut self, listed: &RecordEntry, ending: Option<&Bytes>, rules: IdentityRules<'_>, keys: &Keyring) {
-        let is_locked =
-            || [Some(&listed.record.head), ending].into_iter().flatten().any(|value| keys.lacks_key_of(value));
-        if is_own(listed, rules) && is_locked() {
+        if is_own(listed, rules) && lacks_key(keys, &listed.record.head, ending) {
             self.ids.insert(listed.id);
         }
     }
+}
+
+/// Whether one of the values is sealed with a key that is missing.
+fn lacks_key(keys: &Keyring, head: &Bytes, ending: Option<&Bytes>) -> bool {
+    [Some(head), ending].into_iter().flatten().any(|value| keys.lacks_key_of(value))
 }
 
 /// Whether it is a live record of the service.
@@ -218,10 +221,8 @@ async fn look_at_records(
     let (mut found, mut after) = (HashSet::new(), None);
     loop {
         let Beginnings { records, next } = resealing.beginnings(after, CHUNK).await?;
-        let lacks = |values: &Values| {
-            [Some(&values.head), values.answer.as_ref()].into_iter().flatten().any(|value| keys.lacks_key_of(value))
-        };
-        found.extend(records.iter().filter(|record| lacks(&record.values)).map(|record| record.id));
+        let lacking = |values: &Values| lacks_key(keys, &values.head, values.answer.as_ref());
+        found.extend(records.iter().filter(|record| lacking(&record.values)).map(|record| record.id));
         after = next;
         if after.is_none() {
             break;

@@ -9,7 +9,7 @@ use crate::gate::identity::coverage::{Instead, LostKeys};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::store::IdentityChange;
 
-/// TomlLines to write, and where.
+/// Lines of a configuration to write, and where.
 struct TomlLines {
     place: String,
     lines: Vec<String>,

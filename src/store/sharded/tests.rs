@@ -172,10 +172,10 @@ async fn the_end_of_a_move_is_noticed_though_nothing_is_refused() {
 }
 
 /// A list whose databases say where records are.
-struct Said(ArcSwap<DatabaseMap>);
+struct ScriptedDatabases(ArcSwap<DatabaseMap>);
 
 #[async_trait]
-impl Databases for Said {
+impl Databases for ScriptedDatabases {
     async fn open(&self, _: usize) -> Result<Arc<dyn Store>, String> {
         Err("it is open".to_owned())
     }
@@ -191,7 +191,7 @@ impl Databases for Said {
 fn unaware(stores: &[Arc<Memory>], believed: DatabaseMap, said: DatabaseMap) -> Sharded {
     let names = ["a", "b", "c"].into_iter().zip(stores);
     let opened = names.map(|(name, store)| (name.into(), Some(Arc::clone(store) as Arc<dyn Store>))).collect();
-    Sharded::new(opened, believed, Arc::new(Said(ArcSwap::from_pointee(said))))
+    Sharded::new(opened, believed, Arc::new(ScriptedDatabases(ArcSwap::from_pointee(said))))
 }
 
 fn places(members: &[Option<usize>]) -> DatabaseMap {
