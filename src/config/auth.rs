@@ -16,6 +16,7 @@ use super::node::{Node, Table, Wrong};
 use super::upstreams::encryption::{self, Tls};
 use super::{policy, routes, secrets};
 use crate::gate::admission::jwt::{Algorithm, JwksUrl, KeySet, KeySource, Settings, Unusable, is_for_secrets};
+use crate::http::limits::Limits;
 use crate::http::upstream::{self, Place, Protocol, Sharing};
 use crate::route::Router;
 
@@ -194,6 +195,7 @@ fn keys(table: &Table<'_>, jwt: Jwt) -> Option<KeySource> {
         timeout: FETCH,
         connect_timeout: FETCH,
         max_connections: 4,
+        max_headers: Limits::default().max_answer_headers(),
         reuse: Sharing::Always,
         client_timeout: FETCH,
     };

@@ -53,7 +53,8 @@ keys! {
         min_body_rate => size(0..=1 << 30);
         /// The largest request head, with its first line: from "1KiB" to "1MiB". Beyond it, 431.
         max_header_size => size(1 << 10..=1 << 20);
-        /// The most header lines of a request, from 1 to 1000. Beyond it, 431.
+        /// The most header lines of a request, from 1 to 1000. Beyond it, 431. An answer of an upstream may have as many, and
+        /// always 100; beyond that, 502.
         max_headers => number(1..=1000);
     }
 }

@@ -152,9 +152,9 @@ pub fn load_admin_address(sources: Sources) -> Result<(Listen, bool), Problems> 
 
 fn resolve(context: Context) -> Result<Resolved, Problems> {
     let root = Table::open(context.root(), keys::ROOT);
-    let upstreams = upstreams::read(&root);
-    let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let limits = limits::read(&root);
+    let upstreams = upstreams::read(&root, limits.max_answer_headers());
+    let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let Serving { settings: server, forwarding, upgrades } = listeners::server(&root, longest, limits);
     let admin = listeners::admin(&root, &server.listen);
     let store = store::read(&root);

@@ -11,6 +11,7 @@ use super::node::{Node, Table, Wrong};
 use super::upstreams::encryption::{self, Tls};
 use super::upstreams::location::{Endpoint, endpoint};
 use crate::http::collector::{DEADLINE, Protocol, Settings};
+use crate::http::limits::Limits;
 use crate::http::upstream::{self, Sharing};
 
 keys! {
@@ -66,6 +67,7 @@ pub(super) fn read(root: &Table<'_>) -> Option<Settings> {
         timeout: DEADLINE,
         connect_timeout: CONNECT,
         max_connections: MAX_CONNECTIONS,
+        max_headers: Limits::default().max_answer_headers(),
         reuse: Sharing::Always,
         client_timeout: DEADLINE,
     };

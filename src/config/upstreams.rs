@@ -96,7 +96,7 @@ pub(super) struct Upstreams {
 }
 
 /// Reads `[upstreams]`.
-pub(super) fn read(root: &Table<'_>) -> Upstreams {
+pub(super) fn read(root: &Table<'_>, max_headers: usize) -> Upstreams {
     let table = root.table("upstreams", SECTION);
     let mut upstreams = Upstreams { settings: Vec::new(), names: Vec::new() };
     let mut printed = toml_edit::Table::new();
@@ -107,7 +107,7 @@ pub(super) fn read(root: &Table<'_>) -> Upstreams {
         }
         let name: Arc<str> = key.into();
         upstreams.names.push(Arc::clone(&name));
-        if let Some((settings, keys)) = one(name, &Table::open(node, Keys::SECTION)) {
+        if let Some((settings, keys)) = one(name, &Table::open(node, Keys::SECTION), max_headers) {
             upstreams.settings.push(settings);
             printed.insert(key, keys);
         }
@@ -165,7 +165,7 @@ fn name_of(key: &str) -> Result<(), Wrong> {
     Err(Wrong::new("the name of an upstream has letters, digits, `-`, `_` and `.`").hint("choose a short word"))
 }
 
-fn one(name: Arc<str>, table: &Table<'_>) -> Option<(Settings, Item)> {
+fn one(name: Arc<str>, table: &Table<'_>, max_headers: usize) -> Option<(Settings, Item)> {
     if table.get("url").is_none() {
         table.report("url", Wrong::new("the upstream has no URL").hint("write url = \"http://HOST:PORT\""));
     }
@@ -191,6 +191,7 @@ fn one(name: Arc<str>, table: &Table<'_>) -> Option<(Settings, Item)> {
         timeout: keys.timeout,
         connect_timeout: keys.connect_timeout,
         max_connections: keys.max_connections,
+        max_headers,
         reuse: keys.reuse,
         client_timeout,
     };

@@ -365,7 +365,7 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
             unreachable()
         }
         Error::ClientBody(error) => client_body_problem(&**error),
-        Error::Unknown(_) | Error::Framing | Error::Head(_) | Error::TooManyHeaders => {
+        Error::Unknown(_) | Error::Framing | Error::Head(_) => {
             tracing::warn!(upstream = name, cause = %error, "the upstream broke off");
             Problem::new(Code::UpstreamBroken, "the upstream broke off before its answer was complete")
         }

@@ -87,6 +87,7 @@ pub(crate) fn upstream_settings() -> upstream::Settings {
         connect_timeout: minute,
         client_timeout: minute,
         max_connections: 1000,
+        max_headers: Limits::default().max_answer_headers(),
         reuse: upstream::Sharing::Always,
     }
 }

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use super::fault::Fault;
 
+/// How many header lines of a message hyper takes by default. It needs no allocation for them, as it does for any other number.
+pub(super) const HYPER_MAX_HEADERS: usize = 100;
+
 /// Limits on the time, size and number of requests and connections.
 #[derive(Clone, Debug)]
 pub struct Limits {
@@ -38,6 +41,12 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// How many header lines an answer of an upstream has at most. A low limit on requests makes no answer unreadable.
+    #[must_use]
+    pub fn max_answer_headers(&self) -> usize {
+        self.max_headers.max(HYPER_MAX_HEADERS)
+    }
+
     /// How long to wait for more of a body of which `bytes` have arrived after waiting for `waited`, and the fault
     /// when that is over.
     pub(super) fn body_wait(&self, waited: Duration, bytes: u64) -> (Duration, Fault) {
@@ -56,7 +65,7 @@ impl Default for Limits {
             body_timeout: Duration::from_secs(30),
             min_body_rate: 256,
             max_header_size: 64 << 10,
-            max_headers: 100,
+            max_headers: HYPER_MAX_HEADERS,
             max_connections: 12_000,
             max_connections_per_address: 12_000,
             max_requests: 10_000,

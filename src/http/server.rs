@@ -30,7 +30,7 @@ use super::connection_memory::ConnectionMemory;
 use super::fault::Fault;
 use super::http1::{ClientIo, ConnectionState, Interim, RefusedRequest, StartedExchange};
 use super::http2;
-use super::limits::Limits;
+use super::limits::{HYPER_MAX_HEADERS, Limits};
 use super::request_body::RequestBody;
 use super::shards::Shards;
 use super::socket::{Accepted, ConfiguredStream, Listen, Listener};
@@ -38,9 +38,6 @@ use super::usage::{ConnectionPermit, Usage};
 use crate::idempotency::scope::ClientCertificate;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::log_throttle::LogThrottle;
-
-/// The number of header lines that hyper accepts by default.
-const HYPER_MAX_HEADERS: usize = 100;
 
 /// The size of hyper's read buffer in bytes, and about that of its write buffer, unless heads may be larger.
 const MIN_READ_BUFFER: usize = 64 << 10;

@@ -42,9 +42,9 @@ impl fmt::Display for Hex<'_> {
 
 /// Writes two hexadecimal digits for each byte, for as many as `out` has room for.
 pub fn write_hex(bytes: &[u8], out: &mut [u8]) {
-    for (byte, pair) in bytes.iter().zip(out.chunks_exact_mut(2)) {
-        pair[0] = DIGITS[usize::from(byte >> 4)];
-        pair[1] = DIGITS[usize::from(byte & 15)];
+    for (byte, [high, low]) in bytes.iter().zip(out.as_chunks_mut().0) {
+        *high = DIGITS[usize::from(byte >> 4)];
+        *low = DIGITS[usize::from(byte & 15)];
     }
 }
 

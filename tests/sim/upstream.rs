@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use oncegate::http::limits::Limits;
 use oncegate::http::upstream::{self, Dial, Io, Upstream};
 use oncegate::http::usage::Usage;
 use tokio::io::AsyncWriteExt;
@@ -287,6 +288,7 @@ pub fn upstreams(site: &Arc<Site>, life: &Arc<Life>, setup: &Setup, usage: &Arc<
             connect_timeout: setup.connect_timeout,
             client_timeout: setup.client_timeout,
             max_connections: 1000,
+            max_headers: Limits::default().max_answer_headers(),
             reuse: upstream::Sharing::Always,
         };
         let dialer = Dialer { site: Arc::clone(site), life: Arc::clone(life) };

@@ -50,6 +50,7 @@ impl Server {
             client_timeout: Duration::MAX,
             connect_timeout: CONNECT_TIMEOUT,
             max_connections: u64::MAX,
+            max_headers: Limits::default().max_answer_headers(),
             reuse: Sharing::Always,
         };
         let usage = Usage::new(&Limits::default(), &Metrics::new());

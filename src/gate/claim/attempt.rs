@@ -270,9 +270,7 @@ async fn send(
             let ending = match &error {
                 Error::NotSent(_) => Ending::Unreachable,
                 // The body was whole before the key was claimed: reading it back failed in the middle.
-                Error::ClientBody(_) | Error::Unknown(_) | Error::Framing | Error::Head(_) | Error::TooManyHeaders => {
-                    Ending::Broken
-                }
+                Error::ClientBody(_) | Error::Unknown(_) | Error::Framing | Error::Head(_) => Ending::Broken,
             };
             let mut problem = pass::problem(upstream, &error);
             if ending == Ending::Broken {

@@ -23,12 +23,10 @@ use super::{Io, NotSent, Reuse, Sharing, Upstream};
 use crate::http::body::{self, Body, Observer};
 use crate::http::headers::announces_body;
 use crate::http::http1::Interim;
+use crate::http::limits::HYPER_MAX_HEADERS;
 
 /// The maximum number of interim responses to a request.
 pub(super) const MAX_INTERIM: usize = 100;
-
-/// The maximum number of header lines of a response.
-pub(super) const MAX_HEADERS: usize = 256;
 
 /// The size of hyper's read buffer. `HeadFilter` refuses larger heads before hyper does.
 const MAX_READ_BUFFER: usize = MAX_HEAD;
@@ -53,12 +51,15 @@ impl Http1Connection {
         socket: Arc<SocketState>,
         endpoint: Option<Arc<Endpoint>>,
         owner: Owner,
+        max_headers: usize,
     ) -> Result<Self, NotSent> {
         let mut builder = http1::Builder::new();
+        if max_headers > HYPER_MAX_HEADERS {
+            builder.max_headers(max_headers);
+        }
         let (sender, connection) = builder
-            .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_READ_BUFFER)
-            .handshake(TokioIo::new(HeadFilter::new(stream, Arc::clone(&socket))))
+            .handshake(TokioIo::new(HeadFilter::new(stream, Arc::clone(&socket), max_headers)))
             .await
             .map_err(NotSent::Closed)?;
         let task = tokio::spawn(async {
@@ -362,7 +363,8 @@ mod tests {
         let socket = Arc::new(SocketState::default());
         ours.write_all(&[b'x'; 64]).await.unwrap();
         let stream = UpstreamIo::new(ours, Arc::clone(&socket));
-        let mut connection = Http1Connection::handshake(stream, socket, None, Owner::AnyCaller).await.unwrap();
+        let mut connection =
+            Http1Connection::handshake(stream, socket, None, Owner::AnyCaller, HYPER_MAX_HEADERS).await.unwrap();
         let request = Request::get("/").header("host", "a").body(Body::empty()).unwrap();
         let (answered, ()) = tokio::join!(connection.send(request, None), async {
             // hyper takes the request, and finds no room to write it.

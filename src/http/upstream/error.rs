@@ -24,9 +24,6 @@ pub enum Error {
     /// The answer's head is refused as it comes.
     #[error("{0}")]
     Head(#[source] HeadFault),
-    /// The answer has more header lines than are taken.
-    #[error("the answer has too many header lines")]
-    TooManyHeaders,
 }
 
 /// Why nothing was sent.

@@ -318,6 +318,9 @@ pub enum HeadFault {
     /// It is too large.
     #[error("the answer's head is not below {} KiB", MAX_HEAD >> 10)]
     TooLarge,
+    /// It has more than this many header lines.
+    #[error("the answer's head has more than {0} header lines; limits.max_headers can allow more")]
+    TooManyLines(usize),
 }
 
 impl From<HeadFault> for io::Error {
@@ -330,6 +333,8 @@ impl From<HeadFault> for io::Error {
 #[derive(Debug)]
 struct HeadChecker {
     is_over: bool,
+    /// How many header lines a head may have.
+    max_headers: usize,
     /// How much of the head has come, with empty lines before it.
     length: usize,
     /// How many lines of it are whole.
@@ -348,9 +353,10 @@ struct HeadChecker {
 
 impl HeadChecker {
     /// Before the first byte of an answer.
-    fn new() -> Self {
+    fn new(max_headers: usize) -> Self {
         Self {
             is_over: false,
+            max_headers,
             length: 0,
             lines: 0,
             line: 0,
@@ -363,7 +369,7 @@ impl HeadChecker {
 
     /// Between exchanges: nothing is judged.
     fn none() -> Self {
-        Self { is_over: true, ..Self::new() }
+        Self { is_over: true, ..Self::new(0) }
     }
 
     /// Checks input. Bytes behind the head of the final response are not checked.
@@ -387,25 +393,30 @@ impl HeadChecker {
                 if before != b'\r' {
                     return Err(HeadFault::BareLf);
                 }
-                self.end_line();
+                self.end_line()?;
             }
             bytes = rest;
         }
         Ok(())
     }
 
-    fn end_line(&mut self) {
+    fn end_line(&mut self) -> Result<(), HeadFault> {
         let is_empty = self.line == 2;
         self.line = 0;
         if !is_empty {
             self.lines += 1;
+            // The first is the status line.
+            if self.lines > self.max_headers + 1 {
+                return Err(HeadFault::TooManyLines(self.max_headers));
+            }
         } else if self.lines == 0 {
             // It belongs to no answer, and may be left over from the one before. hyper passes over it.
             (self.has_doubt, self.started) = (true, 0);
         } else {
             let is_interim = self.start[9] == b'1' && &self.start[9..] != b"101";
-            *self = Self { is_over: !is_interim, has_doubt: self.has_doubt, ..Self::new() };
+            *self = Self { is_over: !is_interim, has_doubt: self.has_doubt, ..Self::new(self.max_headers) };
         }
+        Ok(())
     }
 }
 
@@ -422,12 +433,13 @@ pub(super) struct HeadFilter<T> {
     socket: Arc<SocketState>,
     /// The exchange being checked, as counted by `socket`.
     exchange: u64,
+    max_headers: usize,
     checker: HeadChecker,
 }
 
 impl<T: AsyncRead> HeadFilter<T> {
-    pub(super) fn new(inner: T, socket: Arc<SocketState>) -> Self {
-        Self { inner: inner.take(MAX_READ), socket, exchange: 0, checker: HeadChecker::none() }
+    pub(super) fn new(inner: T, socket: Arc<SocketState>, max_headers: usize) -> Self {
+        Self { inner: inner.take(MAX_READ), socket, exchange: 0, max_headers, checker: HeadChecker::none() }
     }
 }
 
@@ -442,7 +454,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for HeadFilter<T> {
         }
         let begun = self.socket.requests();
         if self.exchange != begun {
-            (self.exchange, self.checker) = (begun, HeadChecker::new());
+            (self.exchange, self.checker) = (begun, HeadChecker::new(self.max_headers));
         }
         if !self.checker.is_over {
             self.checker.follow(&buf.filled()[before..])?;
@@ -483,6 +495,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HeadFilter<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MAX_HEADERS: usize = 100;
 
     fn failure() -> io::Result<usize> {
         Err(io::ErrorKind::BrokenPipe.into())
@@ -554,7 +568,7 @@ mod tests {
     }
 
     fn in_pieces(pieces: &[&[u8]]) -> Result<(bool, bool), HeadFault> {
-        let mut checker = HeadChecker::new();
+        let mut checker = HeadChecker::new(MAX_HEADERS);
         for piece in pieces {
             checker.follow(piece)?;
         }
@@ -565,7 +579,7 @@ mod tests {
     async fn no_read_takes_more_than_a_portion() {
         let portion = usize::try_from(MAX_READ).unwrap();
         let sent = vec![b'x'; 5 * portion / 2];
-        let mut stream = HeadFilter::new(&sent[..], Arc::default());
+        let mut stream = HeadFilter::new(&sent[..], Arc::default(), MAX_HEADERS);
         let mut room = Vec::with_capacity(8 * portion);
         let mut reads = Vec::new();
         while let read @ 1.. = stream.read_buf(&mut room).await.unwrap() {
@@ -607,6 +621,17 @@ mod tests {
     #[test]
     fn an_empty_line_before_a_response_is_ambiguous() {
         assert_eq!(judge(format!("\r\n\r\n{OK}").as_bytes()), Ok((true, true)));
+    }
+
+    #[test]
+    fn each_head_has_so_many_lines_at_most() {
+        let head = |status: &str, lines| format!("HTTP/1.1 {status}\r\n{}\r\n", "A: b\r\n".repeat(lines));
+        let [interim, whole, larger] =
+            [head("103 x", MAX_HEADERS), head("200 OK", MAX_HEADERS), head("200 OK", MAX_HEADERS + 1)];
+        assert_eq!(judge(format!("{interim}{whole}").as_bytes()), Ok((true, false)));
+        for head in [larger.clone(), head("103 x", MAX_HEADERS + 1), format!("{interim}{larger}")] {
+            assert_eq!(judge(head.as_bytes()), Err(HeadFault::TooManyLines(MAX_HEADERS)));
+        }
     }
 
     #[test]

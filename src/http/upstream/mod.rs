@@ -31,7 +31,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout};
 
 pub use self::connection::PooledConnection;
-use self::connection::{Http1Connection, MAX_HEADERS, Owner, Purpose, SendError, Transport, has_unambiguous_end};
+use self::connection::{Http1Connection, Owner, Purpose, SendError, Transport, has_unambiguous_end};
 use self::endpoint::{Connected, ConnectedIo, Endpoint, Endpoints};
 use self::error::broke_off;
 pub use self::error::{Error, NotSent};
@@ -218,7 +218,8 @@ impl Upstream {
             let copy = if reuse == Reuse::Unprotected { transport.copy_of(&request) } else { None };
             let answered = match &mut transport {
                 Transport::Http1(connection) => connection.send(request, context.interim.clone()).await,
-                Transport::Http2(stream) => stream.send(request).await,
+                // Boxed, because it is larger than the other, and its size would be that of both.
+                Transport::Http2(stream) => Box::pin(stream.send(request)).await,
             };
             match answered {
                 Ok(response) => return self.answered(&method, response, transport, turn),
@@ -305,7 +306,8 @@ impl Upstream {
             if let Some(dial) = dial {
                 let socket = Arc::new(SocketState::default());
                 let stream = UpstreamIo::new(dial.dial().await.map_err(NotSent::Connect)?, Arc::clone(&socket));
-                return Http1Connection::handshake(GuardedIo::new(stream, permit), socket, None, purpose.owner)
+                let stream = GuardedIo::new(stream, permit);
+                return Http1Connection::handshake(stream, socket, None, purpose.owner, settings.max_headers)
                     .await
                     .map(Transport::Http1);
             }
@@ -334,11 +336,15 @@ impl Upstream {
         let Inner { settings, http2_pool, .. } = &*self.0;
         let is_h2 = chose_h2 || settings.protocol == Protocol::H2;
         let Some(http2_pool) = http2_pool.as_ref().filter(|_| purpose.reuse != Reuse::Never) else {
-            return Http1Connection::handshake(stream, socket, endpoint, purpose.owner).await.map(Transport::Http1);
+            return Http1Connection::handshake(stream, socket, endpoint, purpose.owner, settings.max_headers)
+                .await
+                .map(Transport::Http1);
         };
         http2_pool.observe_protocol(is_h2);
         if !is_h2 {
-            return Http1Connection::handshake(stream, socket, endpoint, purpose.owner).await.map(Transport::Http1);
+            return Http1Connection::handshake(stream, socket, endpoint, purpose.owner, settings.max_headers)
+                .await
+                .map(Transport::Http1);
         }
         let purpose_and_freed = (purpose, Arc::clone(&http2_pool.freed));
         let probe = endpoint.as_deref().map(Endpoint::probe);
@@ -385,8 +391,9 @@ impl Upstream {
         if !has_unambiguous_framing(headers) {
             return Err(Error::Framing);
         }
-        if headers.len() > MAX_HEADERS {
-            return Err(Error::TooManyHeaders);
+        let max_headers = self.0.settings.max_headers;
+        if headers.len() > max_headers {
+            return Err(Error::Head(HeadFault::TooManyLines(max_headers)));
         }
         if let Some(endpoint) = transport.endpoint() {
             endpoint.answered();

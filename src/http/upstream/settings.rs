@@ -25,6 +25,8 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// The maximum number of connections.
     pub max_connections: u64,
+    /// The maximum number of header lines of an answer.
+    pub max_headers: usize,
     /// Which requests may share a connection.
     pub reuse: Sharing,
     /// How long a client waits before it gets `still-running`.

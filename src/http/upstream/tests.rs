@@ -22,6 +22,7 @@ fn upstream() -> (Upstream, TcpListener) {
         timeout: Duration::from_secs(60),
         connect_timeout: Duration::from_secs(60),
         max_connections: 10,
+        max_headers: Limits::default().max_answer_headers(),
         reuse: Sharing::Always,
         client_timeout: Duration::from_secs(60),
     };
@@ -136,6 +137,7 @@ async fn a_head_that_is_refused_says_why() {
     for (said, fault) in [
         ("HTTP/1.1 200 OK\r\nA: b\nContent-Length: 0\r\n\r\n".to_owned(), HeadFault::BareLf),
         (large, HeadFault::TooLarge),
+        (format!("HTTP/1.1 200 OK\r\n{}\r\n", "A: b\r\n".repeat(101)), HeadFault::TooManyLines(100)),
     ] {
         let (upstream, listener) = upstream();
         let answered = std::thread::spawn(move || answer(&listener.accept().unwrap().0, &said));

@@ -231,6 +231,7 @@ mod tests {
             timeout: DEADLINE,
             connect_timeout: DEADLINE,
             max_connections: 1,
+            max_headers: Limits::default().max_answer_headers(),
             reuse: Sharing::Always,
             client_timeout: DEADLINE,
         };
