@@ -11,14 +11,19 @@ use std::sync::Arc;
 
 use http::Method;
 
-use super::pattern::{PathVariant, is_unreserved};
+use self::normalization::{has_stream, normalizations};
+use super::pattern::PathVariant;
 use super::{Route, Router};
+
+mod normalization;
 
 /// A request whose path or method can be read so that it belongs to another route, and one of the two is protected.
 #[derive(Clone, Debug)]
 pub struct Ambiguous {
     /// The kind of ambiguity.
     pub kind: Ambiguity,
+    /// What of the path has the other reading, where a normalization does.
+    pub features: Vec<&'static str>,
     /// The reading; nothing where there are too many.
     pub reading: Option<String>,
     /// The route of the path as it stands.
@@ -46,10 +51,11 @@ pub enum Ambiguity {
 impl fmt::Display for Ambiguous {
     /// For the client: without the names of routes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let normalized;
         let what = match self.kind {
             Ambiguity::Normalization => {
-                "percent-encoding, dot segments, empty segments, a host after two slashes, parameters, backslashes, or dots \
-                 and spaces at an end let it mean another path"
+                normalized = format!("by {}", self.features.join(" and "));
+                &normalized
             }
             Ambiguity::Case => "letters in upper and lower case may or may not be the same",
             Ambiguity::TrailingSlash => "the slash at the end may or may not count",
@@ -139,16 +145,19 @@ impl<'a> AmbiguityCheck<'a> {
         let Some(readings) = normalizations(path) else {
             return Err(Box::new(Ambiguous {
                 kind: Ambiguity::TooManyReadings,
+                features: Vec::new(),
                 reading: None,
                 route: self.route.cloned(),
                 other: None,
             }));
         };
-        for reading in readings {
-            let variant = PathVariant::raw(&reading);
+        for (place, reading) in readings.paths() {
+            let variant = PathVariant::raw(reading);
             let found = self.candidates().find(|route| route.path.matches_variant(variant));
-            self.check(Ambiguity::Normalization, variant, found)?;
-            self.check_folds(&reading, found)?;
+            let named =
+                |ambiguous: Box<Ambiguous>| Box::new(Ambiguous { features: readings.features(place), ..*ambiguous });
+            self.check(Ambiguity::Normalization, variant, found).map_err(named)?;
+            self.check_folds(reading, found)?;
         }
         Ok(())
     }
@@ -206,7 +215,8 @@ impl<'a> AmbiguityCheck<'a> {
         let slash = if reading.slash { "/" } else { "" };
         let text = format!("{}{slash}", String::from_utf8_lossy(reading.path));
         let reading = Some(if reading.any_case { text.to_ascii_lowercase() } else { text });
-        Err(Box::new(Ambiguous { kind, reading, route: self.route.cloned(), other: other.cloned() }))
+        let (route, other) = (self.route.cloned(), other.cloned());
+        Err(Box::new(Ambiguous { kind, features: Vec::new(), reading, route, other }))
     }
 }
 
@@ -234,260 +244,6 @@ fn has_unusual(path: &[u8]) -> bool {
         }
     }
     false
-}
-
-/// The maximum number of readings of one path.
-const MAX_READINGS: usize = 64;
-
-/// The most bytes that these have in all: a long path has fewer.
-const MAX_BYTES: usize = 64 * 1024;
-
-/// How often a path is decoded.
-const MAX_DECODINGS: u8 = 3;
-
-/// A normalization step of some server, and whether it decodes.
-type Step = (fn(&[u8]) -> Vec<u8>, bool);
-
-const STEPS: [Step; 16] = [
-    (|path| decode(path, is_unreserved_byte), true),
-    (|path| decode(path, |byte| byte != b'/'), true),
-    (|path| decode(path, |_| true), true),
-    (decode_code_points, true),
-    (|path| path.iter().map(|byte| if *byte == b'\\' { b'/' } else { *byte }).collect(), false),
-    (|path| each_segment(path, without_parameters), false),
-    (without_tail, false),
-    (|path| each_segment(path, without_space), false),
-    (|path| each_segment(path, without_dots), false),
-    (|path| each_segment(path, without_stream), false),
-    (merged, false),
-    (without_authority, false),
-    (|path| without_authority(with_two_slashes(path)), false),
-    (resolved, false),
-    (shortest, false),
-    (in_ascii, false),
-];
-
-/// Every other path that servers may take this one for: what any steps in any order make of it. Nothing where there are
-/// too many.
-fn normalizations(path: &[u8]) -> Option<Vec<Vec<u8>>> {
-    // The first is the path itself.
-    let mut found = vec![(path.to_vec(), 0)];
-    let (mut next, mut bytes) = (0, 0);
-    while next < found.len() {
-        for (step, decodes) in STEPS {
-            let (from, decodings) = &found[next];
-            let decodings = decodings + u8::from(decodes);
-            let to = step(from);
-            if found.iter().any(|(known, _)| *known == to) {
-                continue;
-            }
-            bytes += to.len();
-            if found.len() > MAX_READINGS || bytes > MAX_BYTES || decodings > MAX_DECODINGS {
-                return None;
-            }
-            found.push((to, decodings));
-        }
-        next += 1;
-    }
-    Some(found.into_iter().skip(1).map(|(path, _)| path).collect())
-}
-
-/// Decodes the percent-encoded bytes that are `wanted`, and leaves everything else as it is.
-fn decode(path: &[u8], wanted: fn(u8) -> bool) -> Vec<u8> {
-    let mut out = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some((first, after)) = rest.split_first() {
-        let digits = after.first_chunk().filter(|_| *first == b'%');
-        let byte = digits.and_then(|[high, low]| Some(hex(*high)? << 4 | hex(*low)?));
-        match byte.filter(|byte| wanted(*byte)) {
-            Some(byte) => {
-                out.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                out.push(*first);
-                rest = after;
-            }
-        }
-    }
-    out
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
-}
-
-fn is_unreserved_byte(byte: u8) -> bool {
-    is_unreserved(char::from(byte))
-}
-
-/// Takes off the encoding of code points as `%u0061`, which IIS decodes.
-fn decode_code_points(path: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some(first) = rest.first() {
-        let digits = match rest {
-            [b'%', b'u' | b'U', after @ ..] => after.first_chunk::<4>(),
-            _ => None,
-        };
-        let code = digits
-            .and_then(|digits| digits.iter().try_fold(0, |code, digit| Some(code << 4 | u32::from(hex(*digit)?))));
-        match code.and_then(char::from_u32) {
-            Some(char) => {
-                out.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes());
-                rest = &rest[6..];
-            }
-            None => {
-                out.push(*first);
-                rest = &rest[1..];
-            }
-        }
-    }
-    out
-}
-
-/// With each segment changed.
-fn each_segment(path: &[u8], change: fn(&[u8]) -> &[u8]) -> Vec<u8> {
-    path.split(|byte| *byte == b'/').map(change).collect::<Vec<_>>().join(&b'/')
-}
-
-/// Without what stands between two slashes at the start and the next one: to who resolves the target as a reference, it is an
-/// authority (RFC 3986, 4.2), as to `new URL(target, base)` in JavaScript.
-fn without_authority(path: &[u8]) -> Vec<u8> {
-    let is_slash = |byte: &u8| matches!(byte, b'/' | b'\\');
-    match path {
-        [first, second, rest @ ..] if is_slash(first) && is_slash(second) => match rest.iter().position(is_slash) {
-            Some(end) => rest[end..].to_vec(),
-            None => b"/".to_vec(),
-        },
-        _ => path.to_vec(),
-    }
-}
-
-/// With two slashes at the start where there are more: parsers of the WHATWG pass over all of them.
-fn with_two_slashes(path: &[u8]) -> &[u8] {
-    let slashes = path.iter().take_while(|byte| matches!(byte, b'/' | b'\\')).count();
-    &path[slashes.saturating_sub(2)..]
-}
-
-/// Without what follows a `;`.
-fn without_parameters(segment: &[u8]) -> &[u8] {
-    segment.split(|byte| *byte == b';').next().unwrap_or_default()
-}
-
-/// Without white space and control characters at the end, which many servers trim.
-fn without_space(segment: &[u8]) -> &[u8] {
-    trimmed(segment, |byte| byte <= b' ')
-}
-
-/// Without dots and spaces at the end, which Windows drops from the names of files. Dot segments stay.
-fn without_dots(segment: &[u8]) -> &[u8] {
-    let segment = trimmed(segment, |byte| byte == b' ');
-    if matches!(segment, b"." | b"..") { segment } else { trimmed(segment, |byte| matches!(byte, b'.' | b' ')) }
-}
-
-fn trimmed(segment: &[u8], end: fn(u8) -> bool) -> &[u8] {
-    let length = segment.iter().rposition(|byte| !end(*byte)).map_or(0, |last| last + 1);
-    &segment[..length]
-}
-
-/// The types of the streams that hold a file and a directory on NTFS: `name::$DATA` is `name`.
-const STREAMS: [&[u8]; 2] = [b":$DATA", b":$INDEX_ALLOCATION"];
-
-fn has_stream(segment: &[u8]) -> bool {
-    let ends = |end: &[u8]| segment.len().checked_sub(end.len()).map(|at| &segment[at..]);
-    STREAMS.iter().any(|stream| ends(stream).is_some_and(|end| end.eq_ignore_ascii_case(stream)))
-}
-
-/// Removes the name of an NTFS stream.
-fn without_stream(segment: &[u8]) -> &[u8] {
-    let name = segment.split(|byte| *byte == b':').next().unwrap_or_default();
-    if has_stream(segment) { name } else { segment }
-}
-
-/// Without what follows a byte that ends a path: that of a string in C, and those that begin a query and a fragment.
-/// They come out of percent-encoding.
-fn without_tail(path: &[u8]) -> Vec<u8> {
-    path.split(|byte| matches!(byte, 0 | b'?' | b'#')).next().unwrap_or_default().to_vec()
-}
-
-/// With one slash in the place of several.
-fn merged(path: &[u8]) -> Vec<u8> {
-    let mut out = path.to_vec();
-    out.dedup_by(|next, before| *next == b'/' && *before == b'/');
-    out
-}
-
-/// Without dot segments (RFC 3986, section 5.2.4).
-fn resolved(path: &[u8]) -> Vec<u8> {
-    let mut out: Vec<&[u8]> = Vec::new();
-    let mut segments = path.split(|byte| *byte == b'/').skip(1).peekable();
-    while let Some(segment) = segments.next() {
-        let is_dots = matches!(segment, b"." | b"..");
-        if segment == b".." {
-            out.pop();
-        }
-        if !is_dots {
-            out.push(segment);
-        } else if segments.peek().is_none() {
-            out.push(b"");
-        }
-    }
-    [&b"/"[..], &out.join(&b'/')].concat()
-}
-
-/// With each ASCII character in one byte where it was written in more: overlong UTF-8, which decoders must refuse and
-/// some take (RFC 3629, section 10).
-fn shortest(path: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some(first) = rest.first() {
-        let (byte, length) = overlong(rest).unwrap_or((*first, 1));
-        out.push(byte);
-        rest = &rest[length..];
-    }
-    out
-}
-
-/// The ASCII character that begins a text in two to six bytes (RFC 2279, section 2), and how many they are.
-fn overlong(text: &[u8]) -> Option<(u8, usize)> {
-    let length = match text.first()? {
-        0xC0 | 0xC1 => 2,
-        0xE0 => 3,
-        0xF0 => 4,
-        0xF8 => 5,
-        0xFC => 6,
-        _ => return None,
-    };
-    let (zeros, end) = text.get(..length)?.split_at(length - 2);
-    // The first byte has no bit of it, unless there are two.
-    let has_zeros = zeros.iter().skip(1).all(|byte| *byte == 0x80);
-    match *end {
-        [high @ (0x80 | 0x81 | 0xC0 | 0xC1), low @ 0x80..=0xBF] if has_zeros && (length == 2) == (high >= 0xC0) => {
-            Some(((high & 1) << 6 | low & 0x3F, length))
-        }
-        _ => None,
-    }
-}
-
-/// With ASCII in the place of what some comparisons take for it: full-width forms, and letters whose other case is in
-/// ASCII.
-fn in_ascii(path: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some(first) = rest.first() {
-        let (byte, length) = match *rest {
-            [0xC4, 0xB0 | 0xB1, ..] => (b'i', 2),
-            [0xC5, 0xBF, ..] => (b's', 2),
-            [0xE2, 0x84, 0xAA, ..] => (b'k', 3),
-            [0xEF, 0xBC, next @ 0x81..=0xBF, ..] => (next - 0x60, 3),
-            [0xEF, 0xBD, next @ 0x80..=0x9E, ..] => (next - 0x20, 3),
-            _ => (*first, 1),
-        };
-        out.push(byte);
-        rest = &rest[length..];
-    }
-    out
 }
 
 #[cfg(test)]

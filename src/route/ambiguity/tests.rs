@@ -23,6 +23,30 @@ fn chosen(router: &Router, path: &str) -> Result<Option<String>, Ambiguity> {
 const CHARGES: [(&str, Mode); 3] =
     [("/v1/charges", Mode::Protect), ("/v1/charges/{id}", Mode::Protect), ("/public/{*rest}", Mode::Pass)];
 
+/// The detail of the problem names what of this path has two readings, and nothing else.
+#[test]
+fn a_refusal_names_its_reason() {
+    let router = router(&CHARGES);
+    for (path, reason) in [
+        ("/v1/%63harges", "by percent-encoding"),
+        ("/v1//charges", "by an empty segment"),
+        ("//a.example/v1/charges", "by a host after two slashes"),
+        ("/v1/./charges", "by a dot segment"),
+        ("/v1/charges;x", "by a parameter after `;`"),
+        ("/v1\\charges", "by a backslash"),
+        ("/v1/charges.", "by dots or spaces at an end"),
+        ("/v1/charges%00", "by percent-encoding and a byte that ends the path"),
+        ("/public/..;/v1/charges", "by a parameter after `;` and a dot segment"),
+        ("/v1/charge%C5%BF", "by percent-encoding and letters beyond ASCII"),
+        ("/v1/charges/", "the slash at the end may or may not count"),
+        ("/v1/Charges", "letters in upper and lower case may or may not be the same"),
+    ] {
+        let said = router.choose(&Method::POST, None, path).unwrap_err().to_string();
+        let expected = format!("the path can be read in two ways ({reason}), and different");
+        assert!(said.starts_with(&expected), "{path}: {said}");
+    }
+}
+
 #[test]
 fn no_spelling_dodges_a_protected_route() {
     let router = router(&CHARGES);
