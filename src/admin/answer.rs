@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::endpoints::Endpoint;
+use crate::store::Error;
 
 pub(super) type Answer = Response<Full<Bytes>>;
 
@@ -40,6 +41,8 @@ pub(super) struct Problem {
     detail: String,
     /// What else it says.
     members: Map<String, Value>,
+    /// What the store said, for the log.
+    pub(super) failure: Option<Error>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +56,8 @@ pub(super) enum Kind {
     RequestTimeout,
     /// The record is not unknown, so that there is nothing to resolve.
     NotUnknown,
+    /// The accepted request is not dead, so that there is nothing to retry.
+    AlreadyQueued,
     /// The configuration has nothing that it could be done with.
     NotConfigured,
     /// The record is unknown, and has to be resolved first.
@@ -81,6 +86,7 @@ impl Kind {
             Self::MethodNotAllowed(_) => "method-not-allowed",
             Self::RequestTimeout => "request-timeout",
             Self::NotUnknown => "not-unknown",
+            Self::AlreadyQueued => "already-queued",
             Self::NotConfigured => "not-configured",
             Self::OutcomeUnknown => "outcome-unknown",
             Self::RecordChanged => "record-changed",
@@ -102,7 +108,7 @@ impl Kind {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::NotUnknown | Self::NotConfigured | Self::OutcomeUnknown => StatusCode::CONFLICT,
+            Self::NotUnknown | Self::AlreadyQueued | Self::NotConfigured | Self::OutcomeUnknown => StatusCode::CONFLICT,
             Self::RecordChanged => StatusCode::PRECONDITION_FAILED,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -121,6 +127,7 @@ impl Kind {
             Self::MethodNotAllowed(_) => "The method is not allowed here",
             Self::RequestTimeout => "The request took too long to arrive",
             Self::NotUnknown => "The record is not unknown",
+            Self::AlreadyQueued => "The request is queued already",
             Self::NotConfigured => "This gate is not configured for it",
             Self::OutcomeUnknown => "The outcome of the request is unknown",
             Self::RecordChanged => "The record has changed",
@@ -143,7 +150,7 @@ impl Kind {
     }
 
     pub(super) fn because(self, detail: impl Into<String>) -> Problem {
-        Problem { kind: self, detail: detail.into(), members: Map::new() }
+        Problem { kind: self, detail: detail.into(), members: Map::new(), failure: None }
     }
 }
 
@@ -151,6 +158,18 @@ impl Problem {
     /// With more members, which no problem has by itself.
     pub(super) fn with(mut self, members: Map<String, Value>) -> Self {
         self.members = members;
+        self
+    }
+
+    /// Because the store failed so.
+    pub(super) fn caused_by(mut self, failure: Error) -> Self {
+        self.failure = Some(failure);
+        self
+    }
+
+    /// The same in the words of a request that only reads.
+    pub(super) fn of_reading(mut self) -> Self {
+        self.detail = "cannot be read: the store is away; see the log of `oncegate serve`".to_owned();
         self
     }
 
@@ -182,7 +201,7 @@ pub(super) struct ProblemBody {
 
 impl From<Problem> for Answer {
     fn from(problem: Problem) -> Self {
-        let Problem { kind, detail, members } = problem;
+        let Problem { kind, detail, members, .. } = problem;
         let body = ProblemBody {
             r#type: format!("urn:oncegate:problem:{}", kind.code()),
             title: kind.title(),

@@ -17,6 +17,7 @@ use super::{
     stats,
 };
 use crate::idempotency::record::RecordId;
+use crate::store::Error;
 
 /// Whether a request may change something: only what an operator is needed for does.
 pub(super) fn may_change<B>(request: &Request<B>) -> bool {
@@ -27,17 +28,31 @@ pub(super) fn may_change<B>(request: &Request<B>) -> bool {
 
 /// Answers one request of the client at this address.
 pub(super) async fn answer(state: &State, request: Request<Incoming>, address: SocketAddr, client: &Client) -> Answer {
-    dispatch(state, request, address, client).await.unwrap_or_else(Answer::from)
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let problem = match dispatch(state, request, &path, address, client).await {
+        Ok(answer) => return answer,
+        Err(problem) => problem,
+    };
+    let Some(error) = &problem.failure else { return problem.into() };
+    log_failure(&method, &path, Endpoint::at(&path).and_then(|(_, id)| RecordId::parse(id)), error);
+    // A reading is repeated without harm, so it does not matter what the store did of it.
+    if method == Method::GET || method == Method::HEAD { problem.of_reading().into() } else { problem.into() }
+}
+
+/// Says which request the store failed, and for which record. Queries stay out of the log: they name keys and callers.
+pub(super) fn log_failure(method: &Method, path: &str, record: Option<RecordId>, error: &Error) {
+    let record = record.map(tracing::field::display);
+    tracing::warn!(%method, path, record, %error, "a request to the admin listener failed");
 }
 
 async fn dispatch(
     state: &State,
     request: Request<Incoming>,
+    path: &str,
     address: SocketAddr,
     client: &Client,
 ) -> Result<Answer, Problem> {
-    let path = request.uri().path().to_owned();
-    let found = Endpoint::at(&path);
+    let found = Endpoint::at(path);
     let asker = if found.is_some_and(|(endpoint, _)| endpoint.is_anybodys()) {
         Principal::anybody(address)
     } else {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt, StreamExt, stream};
-use http::StatusCode;
+use http::{Method, StatusCode};
 use hyper::body::Incoming;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -19,9 +19,10 @@ pub(super) use self::bodies::{ChangeAllBody, ResolveAllBody};
 use super::State;
 use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, json};
+use super::api;
 use super::audit::{self, AuditEvent, Outcome};
 use super::records::{check_optional, check_reason, unavailable};
-use super::resolve::{Resolution, from_object, receive};
+use super::resolve::{Resolution, from_object, receive, wrong_body};
 use super::scope::sift;
 use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
@@ -52,7 +53,7 @@ const UNKNOWN_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 const AS_OF: &str = "`as_of` must be the `as_of` of an answer, a time such as 2026-01-31T22:00:00Z";
 
 /// What a request to change many is.
-const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\"}";
+const FORM: &str = "{\"filter\": {...}, \"all\": false, \"dry_run\": false, \"reason\": \"...\"}";
 
 /// How many ids an answer shows.
 const SHOWN: usize = 100;
@@ -144,8 +145,8 @@ pub(super) async fn retry(state: &State, body: Incoming, asker: &Principal) -> R
 
 /// `POST /api/v1/records/resolve`
 pub(super) async fn resolve(state: &State, body: Incoming, asker: &Principal) -> Result<Answer, Problem> {
-    const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\", \"action\": \"release\" | \
-                        \"complete\", \"status\": 200, \"headers\": [[\"name\", \"value\"]], \"body_base64\": \"...\"}";
+    const FORM: &str = "{\"filter\": {...}, \"all\": false, \"dry_run\": false, \"reason\": \"...\", \"action\": \
+                        \"release\" | \"complete\", \"status\": 200, \"headers\": [[\"name\", \"value\"]], \"body_base64\": \"...\"}";
     let body: ResolveAllBody = read(&receive(body).await?, FORM)?;
     let resolution = Resolution::of(&body.action, body.status, body.headers, body.body_base64)?;
     let given = body.filter.given(body.all);
@@ -234,10 +235,7 @@ impl<'a> Bulk<'a> {
         loop {
             let chunk = match store.scan(pinned(filter, report.as_of), after, CHUNK).await {
                 Ok(chunk) => chunk,
-                Err(error) => {
-                    unavailable(error);
-                    return Err(report.broken_off());
-                }
+                Err(error) => return Err(report.broken_off().caused_by(error)),
             };
             if let (None, Some(first)) = (report.as_of, chunk.records.first()) {
                 report.as_of = Some(first.now);
@@ -319,6 +317,7 @@ impl<'a> Bulk<'a> {
             // It is about deliveries.
             Change::Retry => Ok(false),
         };
+        self.log_failure(found.id, &changed);
         if changed.as_ref().is_ok_and(|is_changed| *is_changed) {
             let (found, reason) = (&found, &*self.reason);
             match &self.change {
@@ -329,6 +328,18 @@ impl<'a> Bulk<'a> {
             }
         }
         changed
+    }
+
+    /// Says that the store failed for this one, where it did: the answer only counts it.
+    fn log_failure<T>(&self, id: RecordId, changed: &Result<T, Problem>) {
+        let path = match self.change {
+            Change::Purge => "/api/v1/records/purge",
+            Change::Resolve(_) => "/api/v1/records/resolve",
+            Change::Retry => "/api/v1/records/retry",
+        };
+        if let Some(error) = changed.as_ref().err().and_then(|problem| problem.failure.as_ref()) {
+            api::log_failure(&Method::POST, path, Some(id), error);
+        }
     }
 
     fn deed(&self) -> AuditEvent<'_> {
@@ -466,15 +477,8 @@ impl Report {
 }
 
 fn read<T: DeserializeOwned>(body: &[u8], form: &str) -> Result<T, Problem> {
-    from_object(body).map_err(|error| {
-        // Where, not what: the message of a wrong value quotes it, and it may be part of an answer.
-        bad(&format!(
-            "the body is not of the form {form}, with a filter of {}: line {}, column {}",
-            Wanted::NAMES.join(", "),
-            error.line(),
-            error.column()
-        ))
-    })
+    from_object(body)
+        .map_err(|error| wrong_body(&error, &format!("{form}, with a filter of {}", Wanted::NAMES.join(", "))))
 }
 
 fn bad(detail: &str) -> Problem {

@@ -15,7 +15,7 @@ use super::endpoints::REVEALING;
 use super::forms;
 use super::query::{DEFAULT_LIMIT, bad, limit, pairs, unknown};
 use super::records::{MAX_REASON, absent, check_optional, unavailable};
-use super::resolve::{from_object, receive};
+use super::resolve::{from_object, receive, wrong_body};
 use super::tokens::Role;
 use super::wanted::id_prefix;
 use crate::idempotency::codec;
@@ -149,11 +149,9 @@ pub(super) async fn pause(
     let changed = async { queue::of(&**store)?.pause(origin, is_paused).await }.await.map_err(|error| match error {
         Error::Determinate(_) => unavailable(error),
         Error::Indeterminate(_) => {
-            unavailable(error);
-            Kind::StoreUnavailable.because(
-                "the store failed, and some of the deliveries may be held back and others not: send the request again when \
-                 the store answers",
-            )
+            let detail = "the store failed, and some of the deliveries may be held back and others not: send the request \
+                          again when the store answers";
+            Kind::StoreUnavailable.because(detail).caused_by(error)
         }
     });
     match changed {
@@ -176,7 +174,7 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &P
     check_optional(&reason)?;
     let found = find(state, id).await?.ok_or_else(|| Kind::NotFound.because("no accepted request has this id"))?;
     if !found.is_dead() {
-        return Err(Kind::NotUnknown.because("the request is queued: it is delivered by itself"));
+        return Err(Kind::AlreadyQueued.because("the request is queued: it is delivered by itself"));
     }
     if is_held(state, &found).await? {
         return Err(Kind::OutcomeUnknown.because(
@@ -245,10 +243,7 @@ pub(super) fn route_of(origin: Option<&Origin>) -> Option<&str> {
 }
 
 async fn read<T: DeserializeOwned>(body: Incoming, form: &str) -> Result<T, Problem> {
-    from_object(&receive(body).await?).map_err(|error| {
-        let (line, column) = (error.line(), error.column());
-        Kind::BadRequest.because(format!("the body is not of the form {form}: line {line}, column {column}"))
-    })
+    from_object(&receive(body).await?).map_err(|error| wrong_body(&error, form))
 }
 
 impl State {

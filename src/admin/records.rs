@@ -19,7 +19,7 @@ use super::query::{self, Query};
 use super::scope::{Belongs, belongs};
 use super::view::{Extent, RecordView, Revealed, keeps_key};
 use super::wanted::{Selection, begins};
-use super::{MAX_LISTINGS, State, deliveries};
+use super::{MAX_LISTINGS, Phase, State, deliveries};
 use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::record::{self, RecordId};
 use crate::store::{self, Cursor, Error, ErrorKind, Filter, RecordEntry, Store};
@@ -147,15 +147,7 @@ pub(super) async fn show(
         return Err(Kind::Forbidden
             .because("without a token, `X-Requested-With` must be sent for an answer or a key to be shown"));
     }
-    let found = match find(state, id).await {
-        Err(problem) if problem.is_about_the_record() && deliveries::find(state, id).await?.is_some() => {
-            return Err(Kind::NotFound.because(
-                "there is no record of this id yet: it is an accepted request. `oncegate deliveries list` and \
-                 `/api/v1/deliveries` show it",
-            ));
-        }
-        found => found?,
-    };
+    let found = find_begun(state, id).await?;
     let on_file = state.opened()?.identities().await.map_err(unavailable)?;
     if revealed.answer && found.record.state == record::State::Completed {
         state.note(asker, AuditEvent::ReadAnswer { found: &found }).await?;
@@ -243,6 +235,19 @@ pub(super) async fn find(state: &State, id: RecordId) -> Result<RecordEntry, Pro
         .ok_or_else(absent)
 }
 
+/// The same. Of an accepted request that has no record yet, the problem says so.
+pub(super) async fn find_begun(state: &State, id: RecordId) -> Result<RecordEntry, Problem> {
+    match find(state, id).await {
+        Err(problem) if problem.is_about_the_record() && deliveries::find(state, id).await?.is_some() => {
+            Err(Kind::NotFound.because(
+                "there is no record of this id yet: it is an accepted request. `oncegate deliveries list` and \
+                 `/api/v1/deliveries` show it",
+            ))
+        }
+        found => found,
+    }
+}
+
 impl State {
     /// A place among the lists that are made at a time.
     pub(super) fn listing_slot(&self) -> Result<SemaphorePermit<'_>, Problem> {
@@ -260,16 +265,25 @@ impl State {
 
     /// The store, once it is open.
     pub(super) fn opened(&self) -> Result<&Arc<dyn Store>, Problem> {
-        self.store.get().ok_or_else(|| Kind::StoreUnavailable.because("the store is not open yet; see `/readyz`"))
+        self.store.get().ok_or_else(|| {
+            let why = match self.readiness.phase() {
+                Phase::Starting | Phase::Ready => "the gate starts",
+                Phase::WaitingForStoreLock => "another process holds it; see the log of `oncegate serve`",
+                Phase::WaitingForStore => "it cannot be reached; see the log of `oncegate serve`",
+                Phase::Draining => "the gate ends",
+            };
+            Kind::StoreUnavailable.because(format!("the store is not open yet: {why}"))
+        })
     }
 }
 
+/// The problem of a failure of the store, which is logged when the request is answered.
 pub(super) fn unavailable(error: Error) -> Problem {
-    tracing::warn!(%error, "a request to the admin listener failed");
-    Kind::StoreUnavailable.because(match error {
+    let detail = match error {
         Error::Determinate(_) => "the store failed; nothing was done",
         Error::Indeterminate(_) => "the store failed, and what was asked for may have happened; look at the record",
-    })
+    };
+    Kind::StoreUnavailable.because(detail).caused_by(error)
 }
 
 pub(super) fn absent() -> Problem {

@@ -21,7 +21,7 @@ use super::answer::{Answer, Kind, Problem, empty};
 use super::audit::AuditEvent;
 use super::forms;
 use super::precondition::Precondition;
-use super::records::{MAX_REASON, absent, check_optional, find, unavailable};
+use super::records::{MAX_REASON, absent, check_optional, find_begun, unavailable};
 use crate::idempotency::codec::{self, Content};
 use crate::idempotency::record::{self, Record, RecordId};
 use crate::store::{End, Expiry, RecordEntry, Settled, deliveries};
@@ -31,6 +31,9 @@ const MAX_BODY: usize = 32 * 1024 * 1024;
 
 /// How long it may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How many characters a problem shows of the name of a member.
+const MAX_NAME: usize = 100;
 
 /// Most headers of an answer: as many as an upstream may send.
 const MAX_HEADERS: usize = 256;
@@ -95,7 +98,7 @@ pub(super) async fn resolve(
 ) -> Result<Answer, Problem> {
     let precondition = Precondition::of(request.headers());
     let (resolution, reason) = parse(&receive(request.into_body()).await?)?;
-    let found = find(state, id).await?;
+    let found = find_begun(state, id).await?;
     precondition.check(Some(&found))?;
     resolution.check(&found)?;
     let deed = AuditEvent::Resolve { found: &found, resolution: resolution.as_str(), reason: &reason };
@@ -210,16 +213,27 @@ pub(super) fn from_object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Resu
     serde_json::from_slice(bytes)
 }
 
+/// The problem of a body that is not of this form. It says where, and names a wrong member. It quotes no value: that may be
+/// part of an answer.
+pub(super) fn wrong_body(error: &serde_json::Error, form: &str) -> Problem {
+    let place = format!("line {}, column {}", error.line(), error.column());
+    let message = error.to_string();
+    let wrong = ["unknown", "missing", "duplicate"].into_iter().find_map(|what| {
+        let (name, _) = message.strip_prefix(what)?.strip_prefix(" field `")?.split_once('`')?;
+        Some((what, name.chars().take(MAX_NAME).collect::<String>()))
+    });
+    Kind::BadRequest.because(match wrong {
+        Some((what, name)) => {
+            format!("{what} member `{}` at {place}; the body is of the form {form}", name.escape_debug())
+        }
+        None => format!("the body is not of the form {form}: {place}"),
+    })
+}
+
 fn parse(bytes: &[u8]) -> Result<(Resolution, String), Problem> {
-    let body: ResolveBody = from_object(bytes).map_err(|error| {
-        // Where, not what: the message of a wrong value quotes it, and it may be part of an answer.
-        Kind::BadRequest.because(format!(
-            "the body is not of the form {{\"action\": \"release\" | \"complete\", \"status\": 200, \"headers\": \
-             [[\"name\", \"value\"]], \"body_base64\": \"...\", \"reason\": \"...\"}}: line {}, column {}",
-            error.line(),
-            error.column()
-        ))
-    })?;
+    const FORM: &str = "{\"action\": \"release\" | \"complete\", \"status\": 200, \"headers\": [[\"name\", \"value\"]], \
+                        \"body_base64\": \"...\", \"reason\": \"...\"}";
+    let body: ResolveBody = from_object(bytes).map_err(|error| wrong_body(&error, FORM))?;
     check_optional(&body.reason)?;
     let resolution = Resolution::of(&body.action, body.status, body.headers, body.body_base64)?;
     Ok((resolution, body.reason))
@@ -295,7 +309,7 @@ mod tests {
         for (body, said) in [
             ("", "line 1"),
             (r#"{"action":"retry"}"#, "`release` or `complete`"),
-            (r#"{"action":"release","force":true}"#, "not of the form"),
+            (r#"{"action":"release","force":true}"#, "unknown member `force` at line 1, column 27"),
             (r#"{"action":"complete"}"#, "`status` must be"),
             (r#"{"action":"complete","status":101}"#, "`status` must be"),
             (r#"{"action":"complete","status":600}"#, "`status` must be"),

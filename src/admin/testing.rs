@@ -33,7 +33,7 @@ pub(super) const START: u64 = 1_767_225_600_000;
 
 pub(crate) struct Admin {
     pub(crate) address: SocketAddr,
-    pub(super) store: Arc<Memory>,
+    pub(crate) store: Arc<Memory>,
     pub(super) now: Arc<AtomicU64>,
     pub(super) state: Arc<State>,
     pub(super) readiness: Readiness,

@@ -38,7 +38,14 @@ async fn readiness_says_why_not() {
         let reply = admin.get("/readyz").await;
         assert_eq!((reply.status, &reply.json()["reason"]), (503, &json!(reason)));
     }
-    admin.get("/api/v1/records").await.is_problem(503, "store-unavailable").says("not open yet");
+    admin.get("/api/v1/records").await.is_problem(503, "store-unavailable").says("not open yet: the gate starts");
+    admin.readiness.set(Phase::WaitingForStoreLock);
+    admin
+        .get("/api/v1/records")
+        .await
+        .is_problem(503, "store-unavailable")
+        .says("not open yet: another process holds it");
+    admin.readiness.set(Phase::Ready);
     admin.state.set_store(admin.store.clone());
     let reply = admin.get("/readyz").await;
     assert_eq!((reply.status, &*reply.body), (200, r#"{"status":"ready"}"#));
@@ -54,7 +61,16 @@ async fn a_store_that_does_not_answer_is_not_ready() {
     admin.store.close().await;
     let reply = admin.get("/readyz").await;
     assert_eq!((reply.status, &reply.json()["reason"]), (503, &json!("store-unavailable")));
-    admin.get("/api/v1/records").await.is_problem(503, "store-unavailable").says("nothing was done");
+    let (lines, _guard) = logged();
+    let id = "0".repeat(64);
+    for (path, record) in [("/api/v1/records", ""), (&*format!("/api/v1/records/{id}"), &*format!(" record={id}"))] {
+        let reply = admin.get(&format!("{path}?key=s3cret")).await;
+        let reply = if record.is_empty() { reply } else { admin.get(path).await };
+        reply.is_problem(503, "store-unavailable").says("cannot be read: the store is away");
+        let log = lines.text();
+        assert!(log.contains(&format!("method=GET path=\"{path}\"{record} error=")), "{log}");
+    }
+    assert!(!lines.text().contains("s3cret"));
 }
 
 #[tokio::test]

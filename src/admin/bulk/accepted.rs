@@ -44,10 +44,8 @@ impl Bulk<'_> {
             prefix: filter.prefix,
         };
         loop {
-            let page = queue.deliveries(of.clone(), after, CHUNK).await.map_err(|error| {
-                unavailable(error);
-                report.broken_off()
-            })?;
+            let page = queue.deliveries(of.clone(), after, CHUNK).await;
+            let page = page.map_err(|error| report.broken_off().caused_by(error))?;
             report.as_of.get_or_insert(page.now);
             let listed = |each: Delivery| (each.clone(), each.as_listed(page.now));
             let mut found: Vec<(Delivery, RecordEntry)> = page.deliveries.into_iter().map(listed).collect();
@@ -80,6 +78,7 @@ impl Bulk<'_> {
         };
         let mut changes = stream::iter(found).map(change).buffer_unordered(AT_A_TIME);
         while let Some((changed, found)) = changes.next().await {
+            self.log_failure(found.id, &changed);
             match changed {
                 Ok(Changed::Found { is_done }) => {
                     // That they have no record is said where others of the filter have one.

@@ -1,11 +1,13 @@
 //! The bodies of requests that change many records.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use schemars::generate::SchemaGenerator;
 use schemars::{JsonSchema, Schema, json_schema};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::bad;
@@ -109,8 +111,19 @@ fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error
 
 /// An object: a struct could be read from an array, too.
 fn members<'de, D: Deserializer<'de>>(value: D) -> Result<FilterBody, D::Error> {
-    let members = <&RawValue>::deserialize(value)?;
-    resolve::from_object(members.get().as_bytes()).map_err(serde::de::Error::custom)
+    struct OnlyAnObject;
+    impl<'de> Visitor<'de> for OnlyAnObject {
+        type Value = FilterBody;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<FilterBody, A::Error> {
+            FilterBody::deserialize(MapAccessDeserializer::new(members))
+        }
+    }
+    value.deserialize_map(OnlyAnObject)
 }
 
 impl FilterBody {

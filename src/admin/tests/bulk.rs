@@ -203,13 +203,14 @@ async fn a_change_of_many_says_which_and_why() {
         (json!({"filter": {"state": "unknown"}, "all": true, "reason": "x"}), "do not go together"),
         (json!({"filter": {"state": "lost"}, "reason": "x"}), "`state` must be one of"),
         (json!({"filter": {"route": ""}, "reason": "x"}), "`route` is empty"),
-        (json!({"filter": {"stat": "unknown"}, "reason": "x"}), "not of the form"),
+        (json!({"filter": {"sate": "unknown"}, "reason": "x"}), "unknown member `sate` at line 1, column 17; "),
+        (json!({"filter": {"sate": "unknown"}, "reason": "x"}), "{\"filter\": {...}, \"all\": false, "),
         (json!({"filter": {"state": "unknown", "route": null}, "reason": "x"}), "not of the form"),
         (json!({"filter": ["unknown"], "reason": "x"}), "not of the form"),
         (json!({"filter": [], "all": true, "reason": "x"}), "not of the form"),
         (json!([{"state": "unknown"}, false, false, "x"]), "not of the form"),
         (json!({"filter": {"older_than": "0s"}, "reason": "x"}), "`older_than` must be"),
-        (json!({"filter": {"state": "unknown"}, "force": true, "reason": "x"}), "not of the form"),
+        (json!({"filter": {"state": "unknown"}, "force": true, "reason": "x"}), "unknown member `force` at "),
         (json!({"all": true, "after": "x", "reason": "x"}), "`after` must be"),
     ] {
         admin.bulk("purge", body).await.is_problem(400, "bad-request").says(said);
