@@ -215,8 +215,9 @@ fn text(
 ) -> String {
     let total = changes.iter().map(|(change, _)| change.keys()).chain(lost.iter().map(|lost| lost.keys)).sum();
     let mut text = format!(
-        "this configuration would forget {}: a retry with one of them would run its request again\n",
-        keys(total)
+        "this configuration would forget {}: a retry with {} would run its request again\n",
+        keys(total),
+        if total == 1 { "it" } else { "one of them" }
     );
     for (change, former) in changes {
         text.push('\n');

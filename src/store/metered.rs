@@ -165,7 +165,7 @@ impl Metered {
         Arc::clone(&self.in_flight)
     }
 
-    /// Names the database in the log, where a store has several.
+    /// Names the database in the log.
     #[must_use]
     pub fn named(mut self, database: Arc<str>) -> Self {
         self.health.database = Some(database);

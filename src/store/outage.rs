@@ -42,7 +42,7 @@ pub(super) struct OperationHealth {
 /// Whether a store is in an outage. All of its operations share it.
 #[derive(Debug, Default)]
 pub(super) struct StoreHealth {
-    /// The name of the database, where a store has several.
+    /// The name of the database.
     pub(super) database: Option<Arc<str>>,
     is_out: AtomicBool,
     outage: Mutex<Option<Outage>>,

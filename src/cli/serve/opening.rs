@@ -62,8 +62,8 @@ pub(super) async fn open(
         StoreSettings::Redis(settings) => open_redis(settings, readiness, signals).await?,
     };
     // Each of several databases has its own meter.
-    if let (Some(opened), false) = (&mut opened, matches!(settings, StoreSettings::Databases(_))) {
-        opened.store = Arc::new(metered(Arc::clone(&opened.store), metrics));
+    if let (Some(opened), Some(name)) = (&mut opened, only_database(settings)) {
+        opened.store = Arc::new(metered(Arc::clone(&opened.store), metrics).named(name.into()));
     }
     if let Some(Durability { place, warnings, .. }) = opened.as_ref().map(|opened| &opened.durability) {
         for warning in warnings {
@@ -71,6 +71,20 @@ pub(super) async fn open(
         }
     }
     Ok(opened)
+}
+
+/// How the log names the database of a store that has only one. No password is in it.
+fn only_database(settings: &StoreSettings) -> Option<String> {
+    match settings {
+        StoreSettings::Memory => Some("memory".to_owned()),
+        StoreSettings::Sqlite { path } => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            Some(format!("sqlite:{}", path.display()))
+        }
+        StoreSettings::Postgres(settings) => Some(settings.servers()),
+        StoreSettings::Databases(_) => None,
+        StoreSettings::Redis(settings) => Some(settings.servers()),
+    }
 }
 
 fn metered(store: Arc<dyn Store>, metrics: &Metrics) -> Metered {
@@ -118,7 +132,8 @@ async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyh
         readiness.set(Phase::WaitingForStoreLock);
         if said.is_none_or(|at| at.elapsed() >= REMINDER) {
             said = Some(Instant::now());
-            tracing::warn!(path = %path.display(), "another process holds the store; waiting for it to end");
+            let (path, pid) = (path.display(), sqlite::Lock::holder(&settings));
+            tracing::warn!(%path, pid, "another process holds the store; waiting for it to end");
         }
     }
 }

@@ -390,8 +390,9 @@ fn show_part(part: &str) -> String {
     let shown = match part {
         "host" => "the host".to_owned(),
         "credential" => {
-            "the credential (X-Api-Key, Basic user, token subject, or else cookies; a refreshed opaque token is \
-             another caller; callers without any of these share their keys)"
+            // The advice on `scope` says what a refreshed token does.
+            "the credential (X-Api-Key, Basic user, token subject, or else cookies; callers without any of these share \
+             their keys)"
                 .to_owned()
         }
         "header:authorization" => "header authorization (a refreshed token is another caller)".to_owned(),

@@ -14,7 +14,7 @@ use crate::store::{Error, ErrorKind};
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// It, its lock or its directory cannot be read or written.
-    #[error("cannot open {}: {source}{}", path.display(), directory_hint(path))]
+    #[error("cannot open {}: {source}{}", path.display(), hint(path, source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -188,12 +188,26 @@ pub(super) fn missing_directory(path: &Path) -> Option<PathBuf> {
     absolute.parent().filter(|directory| matches!(directory.try_exists(), Ok(false))).map(Path::to_owned)
 }
 
-/// The command that makes the missing directory of a store; nothing if the directory is there.
-fn directory_hint(path: &Path) -> String {
-    missing_directory(path).map_or_else(String::new, |directory| {
-        let quoted = directory.display().to_string().replace('\'', r"'\''");
-        format!("\n    hint: its directory does not exist: install -d -m 0700 '{quoted}'")
-    })
+/// What to do about a file that cannot be opened, as a line of its own; nothing where that is not known.
+fn hint(path: &Path, source: &io::Error) -> String {
+    let hint = match (missing_directory(path), source.kind()) {
+        (Some(directory), _) => {
+            let quoted = directory.display().to_string().replace('\'', r"'\''");
+            format!("its directory does not exist: install -d -m 0700 '{quoted}'")
+        }
+        (None, io::ErrorKind::ReadOnlyFilesystem) => {
+            "the file system is mounted read-only: name a file on another one in [store] url".to_owned()
+        }
+        (None, io::ErrorKind::PermissionDenied) => {
+            let user = rustix::process::geteuid().as_raw();
+            format!("this process runs as the user {user}: give the file and its directory to that user with chown")
+        }
+        (None, io::ErrorKind::IsADirectory) => {
+            format!("it is a directory: name a file in it, such as sqlite:{}", path.join("oncegate.db").display())
+        }
+        (None, _) => return String::new(),
+    };
+    format!("\n    hint: {hint}")
 }
 
 fn rfc3339(time: Timestamp) -> String {
@@ -287,6 +301,25 @@ mod tests {
 
     fn failure(extended_code: i32) -> SqlError {
         SqlError::SqliteFailure(ffi::Error::new(extended_code), None)
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_has_a_next_step() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_owned();
+        for (kind, step) in [
+            (io::ErrorKind::ReadOnlyFilesystem, "hint: the file system is mounted read-only"),
+            (io::ErrorKind::PermissionDenied, "with chown"),
+            (io::ErrorKind::IsADirectory, "/oncegate.db"),
+        ] {
+            let error = OpenError::Io { path: path.clone(), source: kind.into() }.to_string();
+            assert!(error.contains("\n    hint: ") && error.contains(step), "{error}");
+        }
+        let error = OpenError::Io { path: path.clone(), source: io::ErrorKind::Interrupted.into() }.to_string();
+        assert!(!error.contains("hint"), "{error}");
+        let missing = path.join("missing").join("a.db");
+        let error = OpenError::Io { path: missing, source: io::ErrorKind::NotFound.into() }.to_string();
+        assert!(error.contains("install -d -m 0700 '"), "{error}");
     }
 
     #[test]

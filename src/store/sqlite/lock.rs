@@ -65,6 +65,22 @@ impl Lock {
         Ok(Some(Self { settings: settings.clone(), path, files }))
     }
 
+    /// The process that holds the lock, as far as the system tells: not where it runs in another container.
+    #[must_use]
+    pub fn holder(settings: &Settings) -> Option<u32> {
+        let path = resolve(&settings.path).ok()?;
+        let held = fs::metadata(with_suffix(&path, LOCK)).ok()?;
+        let (major, minor) = (rustix::fs::major(held.dev()), rustix::fs::minor(held.dev()));
+        let file = format!("{major:02x}:{minor:02x}:{}", held.ino());
+        // `1: FLOCK  ADVISORY  WRITE 4711 fe:01:1234 0 EOF`, see proc_locks(5).
+        let locks = fs::read_to_string("/proc/locks").ok()?;
+        locks.lines().find_map(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let (kind, pid, locked) = (words.next()?, words.nth(2)?, words.next()?);
+            (kind == "FLOCK" && locked == file).then(|| pid.parse().ok())?
+        })
+    }
+
     /// How large the database is; or the first of the files that are not any more where they were: removed, renamed or
     /// replaced. Another process could take a new file of that name for the store.
     pub(super) fn in_place(&self) -> Result<u64, &Path> {
@@ -222,6 +238,9 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(Lock::try_acquire(&Settings::new(&path)).unwrap().is_none());
         assert!(Lock::try_acquire(&Settings::new(&link)).unwrap().is_none());
+        let holder = Lock::holder(&Settings::new(&link));
+        assert!(holder.is_none_or(|pid| pid == std::process::id()), "{holder:?}");
+        assert_eq!(Lock::holder(&Settings::new(dir.path().join("other.db"))), None);
         drop(first);
         // A process that another test has just spawned shares the lock for a moment.
         let second = std::iter::repeat_with(|| Lock::try_acquire(&Settings::new(&link)).unwrap())

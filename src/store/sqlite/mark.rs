@@ -1,7 +1,8 @@
 //! The acknowledged end of the log, noted in the lock file: a start that finds less must not continue.
 //!
-//! The note is written after each commit and before its requests are answered. It is not synced: a process that is
-//! killed leaves it in the kernel, and after a power failure an older one asks for less, never for more than there is.
+//! The note is written after each commit and before its requests are answered. It is not synced. If the process is killed, the
+//! kernel still has the note. After a power failure an older note may stand there: it demands less of the log, never more than
+//! the log has.
 
 use std::fs::File;
 use std::io;

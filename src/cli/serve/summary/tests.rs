@@ -113,8 +113,8 @@ fn callers_are_described_in_words() {
         ("host", "the host"),
         (
             "credential",
-            "the credential (X-Api-Key, Basic user, token subject, or else cookies; a refreshed opaque token is another \
-             caller; callers without any of these share their keys)",
+            "the credential (X-Api-Key, Basic user, token subject, or else cookies; callers without any of these share \
+             their keys)",
         ),
         ("header:authorization", "header authorization (a refreshed token is another caller)"),
         ("header:x-tenant", "header x-tenant"),
