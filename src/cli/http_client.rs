@@ -38,27 +38,30 @@ const DEFAULT_ADDRESS: &str = "127.0.0.1:9090";
 /// How the URL of a listener begins that encrypts.
 const HTTPS: &str = "https://";
 
+/// The heading in the help of the options that say how to reach the admin listener.
+const HEADING: &str = "Admin listener";
+
 /// Where the admin listener of a running gate is.
 #[derive(Args, Debug)]
 pub(super) struct AdminArgs {
     /// The gate's configuration file, whose `[admin]` names the admin listener and its token
-    #[arg(short, long, global = true, value_name = "FILE", env = "ONCEGATE_CONFIG")]
+    #[arg(short, long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
     /// Where the admin listener is: an address and a port, or an https:// URL of a name and a port [default: 127.0.0.1:9090]
-    #[arg(long, global = true, value_name = "ADDR", env = "ONCEGATE_ADMIN__LISTEN", value_parser = admin_address)]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "ADDR", env = "ONCEGATE_ADMIN__LISTEN", value_parser = admin_address)]
     admin: Option<String>,
     /// A file with the admin listener's token
-    #[arg(long, global = true, value_name = "FILE", env = "ONCEGATE_ADMIN__TOKEN_FILE")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN__TOKEN_FILE")]
     token_file: Option<PathBuf>,
-    /// Who signed the certificate of an admin listener that encrypts. If omitted, the certificate that --config names is believed,
-    /// and without --config the authorities of this system are
-    #[arg(long, global = true, value_name = "FILE")]
+    /// The CA certificates to check the admin listener's certificate with. Default: the certificate named in --config; without
+    /// --config, the system's CAs
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE")]
     admin_ca: Option<PathBuf>,
     /// The certificate to show to an admin listener with `client_ca`
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE")]
     admin_cert: Option<PathBuf>,
     /// The key of --admin-cert
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE")]
     admin_key: Option<PathBuf>,
 }
 

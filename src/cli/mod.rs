@@ -1,10 +1,12 @@
 //! The commands.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
 use self::http_client::WrongParameter;
@@ -114,7 +116,7 @@ struct ServeArgs {
 /// Parses the command line and runs what it asks for.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version come here too. A closed standard output is no error.
@@ -131,6 +133,20 @@ pub fn main() -> ExitCode {
         } else {
             ExitCode::FAILURE
         }
+    })
+}
+
+/// Parses a command line. `explain` takes those of curl: a flag of curl that it does not know is to be left out, not passed
+/// as a value.
+fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let is_explain = args.get(1).is_some_and(|command| command == "explain");
+    Cli::try_parse_from(args).map_err(|mut error| {
+        if is_explain && error.kind() == ErrorKind::UnknownArgument {
+            let tip = "explain does not know it: if it changes nothing about the request, leave it out";
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
+        error
     })
 }
 
@@ -243,6 +259,15 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// The options of a command are not lost among those that say how to reach the gate.
+    #[test]
+    fn how_to_reach_the_gate_is_a_list_of_its_own() {
+        let help = Cli::try_parse_from(["oncegate", "records", "list", "--help"]).unwrap_err().to_string();
+        let (own, admin) = help.split_once("\nAdmin listener:\n").unwrap();
+        assert!(own.contains("--state ") && !own.contains("--admin"), "{help}");
+        assert!(admin.contains("--config ") && admin.contains("--admin-ca ") && !admin.contains("--state "), "{help}");
+    }
+
     #[test]
     fn a_cause_is_described_once() {
         let cause = anyhow::anyhow!("no such file");
@@ -251,6 +276,14 @@ mod tests {
             "start: cannot read x: no such file"
         );
         assert_eq!(describe(&anyhow::anyhow!("b").context("a")), "a: b");
+    }
+
+    #[test]
+    fn a_flag_that_explain_does_not_know_is_no_value() {
+        let of = |line: &str| parse(line.split(' ').map(OsString::from)).unwrap_err().to_string();
+        let said = of("oncegate explain --proto =https http://a/x");
+        assert!(said.contains("'--proto'") && said.contains("leave it out") && !said.contains("as a value"), "{said}");
+        assert!(of("oncegate records show --proto").contains("unexpected argument '--proto'"));
     }
 
     #[test]

@@ -10,6 +10,10 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, COOKIE,
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 
+use self::other_flags::OtherFlags;
+
+mod other_flags;
+
 /// The flags of curl that describe the request, and those that are accepted because command lines have them.
 ///
 /// Values that may be secrets are not parsed by clap, which would show them in its errors.
@@ -42,7 +46,7 @@ pub(super) struct CurlArgs {
     #[arg(long, overrides_with = "compressed")]
     compressed: bool,
     #[command(flatten)]
-    _ignored: Ignored,
+    others: OtherFlags,
     /// The URL, in the place of PATH
     #[arg(long, value_name = "URL")]
     url: Vec<String>,
@@ -70,10 +74,6 @@ enum DataFlag {
     Encoded,
     Json,
 }
-
-/// Flags that change nothing about the request.
-#[derive(Debug)]
-struct Ignored;
 
 /// A header to be sent, or not to be sent.
 type Header = (HeaderName, Option<HeaderValue>);
@@ -112,6 +112,9 @@ impl From<anyhow::Error> for Unsent {
 impl CurlArgs {
     /// The request, with what the files have that it names. curl's own `User-Agent` and `Accept: */*` are left out.
     pub(super) fn into_sent(self) -> Result<Sent, Unsent> {
+        if let Some(refused) = self.others.refused {
+            return Err(Unsent::Usage(refused));
+        }
         let target = self.target()?;
         let named = self.headers.iter().map(|text| parse_header(text)).collect::<Result<Vec<_>, _>>()?;
         let implied = self.implied_headers()?;
@@ -387,41 +390,6 @@ impl FromArgMatches for DataArgs {
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl Ignored {
-    const FLAGS: [(Option<char>, &str); 7] = [
-        (Some('i'), "include"),
-        (Some('s'), "silent"),
-        (Some('S'), "show-error"),
-        (Some('k'), "insecure"),
-        (Some('L'), "location"),
-        (Some('v'), "verbose"),
-        // `explain` takes every path as it is, unlike curl.
-        (None, "path-as-is"),
-    ];
-}
-
-impl Args for Ignored {
-    fn augment_args(command: Command) -> Command {
-        command.args(Self::FLAGS.map(|(short, long)| {
-            Arg::new(long).short(short).long(long).action(ArgAction::SetTrue).overrides_with(long).hide(true)
-        }))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for Ignored {
-    fn from_arg_matches(_: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self)
-    }
-
-    fn update_from_arg_matches(&mut self, _: &ArgMatches) -> Result<(), clap::Error> {
         Ok(())
     }
 }

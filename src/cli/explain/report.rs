@@ -456,7 +456,7 @@ impl Report<'_> {
         let upstream = &self.config.upstreams[route.upstream].name;
         let about = [format!("routes[{place}]."), "defaults.".to_owned(), format!("upstreams.{upstream}.")];
         let configured = self.config.advice.iter().filter(|one| about.iter().any(|key| one.key.starts_with(key)));
-        advice.extend(configured.map(|advice| format!("{}: {}", advice.key, advice.message)));
+        advice.extend(configured.map(|advice| format!("{}: {}: {}", advice.place, advice.key, advice.message)));
         if !advice.is_empty() {
             self.gap();
         }

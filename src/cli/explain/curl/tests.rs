@@ -92,6 +92,9 @@ fn the_request_is_what_curl_would_send() {
         ("curl -sSi -k -L -v --insecure http://a/x -s", "GET /x | host: a"),
         ("--include --silent --show-error --location --verbose /x", "GET /x"),
         ("curl -sSiXPUT /x", "PUT /x"),
+        ("curl -fsSo out.json --max-time 3 -m5 http://a/x", "GET /x | host: a"),
+        ("curl -o - --retry 3 --retry-delay=1 --http2 -w '%{http_code}' -D- /x", "GET /x"),
+        ("curl --http1.1 --connect-timeout 2 --fail --cacert ca.pem --resolve a:80:127.0.0.1 /x", "GET /x"),
         ("--request PUT -X PATCH /x", "PATCH /x"),
         ("-H X-A: -H 'X-B;' --header 'X-C: 1' -H 'X-C: 2' /x", "GET /x | x-b:  | x-c: 1 | x-c: 2"),
         ("curl -d a=1 http://a/x --data b=2", "POST /x | FORM | host: a | = a=1&b=2"),
@@ -186,8 +189,27 @@ fn what_is_no_request_shows_no_secret() {
 
 #[test]
 fn a_flag_that_is_not_known_is_refused() {
-    for line in ["-F a=b /x", "--no-such-flag /x", "-sZ /x", "-T file /x", "-u"] {
+    for line in ["--no-such-flag /x", "-sZ /x", "-u", "/x -o"] {
         let parsed = CommandLine::try_parse_from(words(&format!("explain {line}")));
         assert_eq!(parsed.map(|_| ()).unwrap_err().exit_code(), 2, "{line}");
+    }
+}
+
+#[test]
+fn a_flag_that_cannot_be_read_says_what_to_give_instead() {
+    for (line, named, instead) in [
+        ("curl -F a=s3cret http://a/x", "-F (--form)", "--data-binary @FILE"),
+        ("--form-string a=s3cret /x", "--form-string", "--data-binary @FILE"),
+        ("-T s3cret /x", "-T (--upload-file)", "-X PUT"),
+        ("-sI /x", "-I (--head)", "-X HEAD"),
+        ("--cert c.pem:s3cret /x", "-E (--cert)", "--client-cert FILE"),
+    ] {
+        match sent(line) {
+            Err(Unsent::Usage(message)) => {
+                assert!(message.starts_with(&format!("{named} is not read: ")), "{line}: {message}");
+                assert!(message.contains(instead) && !message.contains("s3cret"), "{line}: {message}");
+            }
+            other => panic!("{line}: {other:?}"),
+        }
     }
 }
