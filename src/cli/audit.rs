@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::http_client::{AdminArgs, AdminClient};
 use super::paging::{self, Listing, PagingArgs, members_of, percent_encode};
+use super::records;
 use super::table::{Table, text};
 
 /// How many digits of a record's id a line shows.
@@ -94,8 +95,8 @@ fn what(entry: &Value) -> String {
         words.push(text(&entry["route"]));
     }
     let count = |member: &str| entry[member].as_u64();
-    let noun = if entry["action"] == "bulk-retry" { "accepted requests" } else { "records" };
-    words.extend(count("done").or(count("resealed")).map(|count| format!("{count} {noun}")));
+    let counted = if entry["action"] == "bulk-retry" { records::accepted_requests } else { records::records };
+    words.extend(count("done").or(count("resealed")).map(counted));
     if let Some(filter) = entry["filter"].as_object() {
         let filter = filter.iter().map(|(name, value)| match value {
             Value::Bool(true) => text(&Value::from(&**name)),
@@ -103,7 +104,7 @@ fn what(entry: &Value) -> String {
         });
         words.push(format!("({})", filter.collect::<Vec<_>>().join(", ")));
     }
-    words.extend(count("keys").map(|keys| format!("{keys} keys")));
+    words.extend(count("keys").map(|keys| format!("{keys} {}", if keys == 1 { "key" } else { "keys" })));
     if let Some(namespaces) = entry["namespaces"].as_array() {
         words.push(format!("of {}", namespaces.iter().map(text).collect::<Vec<_>>().join(", ")));
     }
@@ -176,6 +177,9 @@ AT                        BY  ACTION      OUTCOME    WHAT                       
             "release 5 records (all)"
         );
         assert_eq!(said(json!({"resealed": 12})), "12 records");
+        assert_eq!(said(json!({"done": 1, "filter": {"state": "completed"}})), "1 record (state=completed)");
+        assert_eq!(said(json!({"action": "bulk-retry", "done": 1})), "1 accepted request");
+        assert_eq!(said(json!({"keys": 1, "namespaces": ["charge"]})), "1 key of charge");
         assert_eq!(said(json!({"route": "charge"})), "charge");
         assert_eq!(said(json!({})), "-");
         let row = row(&json!({"action": "purge", "reason": null, "reason_unreadable": true}));

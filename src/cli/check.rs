@@ -22,6 +22,9 @@ pub(super) struct CheckArgs {
     /// The configuration file: it counts before --config.
     #[arg(value_name = "FILE")]
     only_file: Option<PathBuf>,
+    /// The only upstream, as for `oncegate serve`, where no file names one.
+    #[arg(long, value_name = "URL")]
+    upstream: Option<String>,
     /// The store to ask: sqlite:PATH, postgres://USER@HOST/DATABASE or redis://HOST. Repeat it to name several PostgreSQL
     /// databases that are one store.
     #[arg(long, value_name = "URL")]
@@ -32,7 +35,7 @@ pub(super) struct CheckArgs {
 pub(super) fn run(args: CheckArgs) -> anyhow::Result<ExitCode> {
     let file = args.only_file.or(args.file.config);
     let asks_store = !args.store.is_empty();
-    let flags = Flags { store: args.store, ..Flags::default() };
+    let flags = Flags { upstream: args.upstream, store: args.store, ..Flags::default() };
     let result = config::load(Sources::of_process(file.clone(), flags));
     print(&report(file.as_deref(), &result))?;
     let resolved = match result {
@@ -113,6 +116,20 @@ mod tests {
             }
         }
         assert!(wrong.is_empty(), "run with ONCEGATE_BLESS=1 if this is meant:\n{}", wrong.join("\n"));
+    }
+
+    /// As `oncegate serve --upstream URL` starts without a file.
+    #[test]
+    fn the_quick_form_can_be_checked() {
+        let flags = |upstream: Option<&str>| Flags {
+            upstream: upstream.map(str::to_owned),
+            store: vec!["sqlite:x.db".to_owned()],
+            ..Flags::default()
+        };
+        let of = |upstream| config::load(Sources { flags: flags(upstream), ..Sources::default() });
+        assert!(report(None, &of(None)).contains("or start with --upstream URL"));
+        let report = report(None, &of(Some("http://127.0.0.1:3000")));
+        assert!(report.starts_with("configuration: ok (1 route, 1 upstream)\n"), "{report}");
     }
 
     #[test]

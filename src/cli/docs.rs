@@ -49,7 +49,9 @@ fn list() -> anyhow::Result<String> {
     let mut table = Table::new(["CODE", "STATUS"], "");
     let mut out = Vec::new();
     table.write(
-        entries().map(|Entry { code, summary, .. }| [code.to_owned(), plain(summary).replace('`', "")]),
+        entries().map(|Entry { code, summary, .. }| {
+            [code.to_owned(), plain(summary).replace('`', "").trim_end_matches('.').to_owned()]
+        }),
         &mut out,
     )?;
     table.end(&mut out)?;
@@ -132,7 +134,7 @@ mod tests {
     fn the_list_is_plain_text() {
         let list = list().unwrap();
         let rows: Vec<&str> = list.lines().take_while(|line| !line.is_empty()).collect();
-        assert!(rows.iter().any(|row| row.ends_with(" 409, retryable.")), "{list}");
+        assert!(rows.iter().any(|row| row.ends_with(" 409, retryable")), "{list}");
         assert!(!rows.iter().any(|row| row.contains('`')), "{list}");
     }
 

@@ -1,7 +1,7 @@
 //! `oncegate keys`
 
 use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -34,7 +34,12 @@ pub(super) fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
     let line = STANDARD.encode(key) + "\n";
     match out {
-        Some(file) => write(&file, &line).with_context(|| format!("cannot write {}", file.display()))?,
+        Some(file) => match write(&file, &line) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                bail!("{} exists: choose another name; a key is never overwritten", file.display());
+            }
+            written => written.with_context(|| format!("cannot write {}", file.display()))?,
+        },
         None => print(&line)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -44,4 +49,21 @@ fn write(file: &Path, line: &str) -> std::io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
     file.write_all(line.as_bytes())?;
     file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_never_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("key");
+        let generate = || run(Command::Generate { out: Some(out.clone()) });
+        generate().unwrap();
+        let key = std::fs::read_to_string(&out).unwrap();
+        let said = generate().unwrap_err().to_string();
+        assert!(said.ends_with("key exists: choose another name; a key is never overwritten"), "{said}");
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), key);
+    }
 }

@@ -79,7 +79,7 @@ fn write_all(whole: &Command, dir: &Path) -> anyhow::Result<usize> {
 
 /// clap knows the sections up to the commands; `facts` has the rest.
 fn write_page(command: &Command, page: &mut dyn Write) -> io::Result<()> {
-    let man = Man::new(command.clone());
+    let man = Man::new(command.clone()).source(concat!("oncegate ", env!("CARGO_PKG_VERSION")));
     man.render_title(page)?;
     man.render_name_section(page)?;
     man.render_synopsis_section(page)?;
@@ -178,6 +178,8 @@ mod tests {
         let mut page = Vec::new();
         write_page(serve, &mut page).unwrap();
         let page = String::from_utf8(page).unwrap();
+        let version = concat!("\"oncegate ", env!("CARGO_PKG_VERSION"), "\"");
+        assert!(page.lines().any(|line| line.starts_with(".TH ") && line.contains(version)), "{page}");
         let mut rest = page.as_str();
         for heading in
             ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "\"EXIT STATUS\"", "FILES", "ENVIRONMENT", "EXAMPLES"]

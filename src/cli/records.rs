@@ -21,6 +21,8 @@ mod changing;
 mod resealing;
 mod table;
 
+pub(super) use self::changing::{accepted_requests, records};
+
 /// The digits of an id.
 const WHOLE: usize = 64;
 
@@ -59,7 +61,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Say how an attempt ended whose outcome is unknown, or how all ended that a filter finds
+    /// Decide an unknown outcome, for one record or for all that match a filter
     Resolve(ResolveArgs),
     /// Remove a record, or all that a filter finds. Their keys are free, and the next request with such a key runs. Records in
     /// flight are removed only by their id or by --state in-flight: a retry may then run beside an attempt of another gate
@@ -147,7 +149,8 @@ struct PurgeArgs {
     override_usage = changing::RETRY_USAGE,
     mut_arg("record", |arg| arg.help("The accepted request's id, or at least its first 8 digits. Or else, a filter")),
     mut_arg("state", |arg| arg.hide(true).value_parser(parse_no_state)),
-    mut_arg("all", |arg| arg.help("All that were given up"))
+    mut_arg("all", |arg| arg.help("All that were given up")),
+    mut_group("selection", |group| ArgGroup::new(group.get_id()).required(true).multiple(true).args(&SELECTING[1..]).arg("record"))
 )]
 struct RetryArgs {
     #[command(flatten)]

@@ -97,7 +97,7 @@ fn nobody_is_charged_twice_through_the_gate() {
     assert_eq!(row(&output, "customers "), [120, 120, 120]);
     assert_eq!(row(&output, "charged once ")[2], 120, "{output}");
     assert_eq!(row(&output, "not charged ")[2], 0, "{output}");
-    let [_, open, left] = row(&output, "left open, for a person ");
+    let [_, open, left] = row(&output, "  left open, for a person ");
     assert!(open >= 3 && left == 0, "{output}");
     assert!(output.contains(&format!("Without oncegate {without} of 120 customers were charged twice or more.\n")));
 

@@ -58,10 +58,11 @@ pub(super) fn table(columns: [(&str, &Tally); 3], harm: impl Fn(String, bool) ->
     const BAD: [&str; 2] = ["charged twice or more", "overcharged"];
     let rows: [(&str, Cell); 6] = [
         ("customers", |tally| tally.customers.to_string()),
+        // A part of the customers, whichever of the lines below they are in.
+        ("  left open, for a person", |tally| tally.left_open.to_string()),
         ("charged once", |tally| tally.once.to_string()),
         ("charged twice or more", |tally| tally.more.to_string()),
         ("not charged", |tally| tally.never.to_string()),
-        ("left open, for a person", |tally| tally.left_open.to_string()),
         ("overcharged", |tally| money(tally.too_much)),
     ];
     let mut text = format!("{:<26}", "");
@@ -144,10 +145,10 @@ mod tests {
         let expected = "
                             without oncegate     with oncegate      and a person
 customers                                120               120               120
+  left open, for a person                  0                15                 0
 charged once                              95               112               120
 charged twice or more     !!!!!!!!!!!!!!!!25                 0                 0
 not charged                                0                 8                 0
-left open, for a person                    0                15                 0
 overcharged               !!!!!!!!!!1,234.56              0.00              0.00
 ";
         let text = table([("without oncegate", &bad), ("with oncegate", &good), ("and a person", &end)], mark);

@@ -136,8 +136,21 @@ pub(super) async fn retry(
     }
     let reason = json!({ "reason": args.reason.unwrap_or_default() });
     client.send(Method::POST, &format!("{}/retry", record_path(&id)), Some(&reason)).await?;
-    writeln!(out, "{id} queued: it is delivered again, with as many attempts as a new one")?;
+    // It is done, whether or not the gate says that its route is paused.
+    let when = match paused_route(client, &id).await {
+        Ok(Some(route)) => format!(" once the route {route} is resumed"),
+        _ => String::new(),
+    };
+    writeln!(out, "{id} queued: it is delivered again{when}, with as many attempts as a new one")?;
     Ok(())
+}
+
+/// The route of the accepted request with this id, where its deliveries are paused.
+async fn paused_route(client: &AdminClient, id: &str) -> anyhow::Result<Option<String>> {
+    let page = client.send(Method::GET, &format!("/api/v1/deliveries?id={id}"), None).await?;
+    let route = members_of(&page, "deliveries")?.first().map(|listed| &listed["route"]);
+    let is_paused = |route: &&Value| members_of(&page, "paused").is_ok_and(|paused| paused.contains(route));
+    Ok(route.filter(is_paused).and_then(Value::as_str).map(str::to_owned))
 }
 
 /// The whole id of the one dead delivery whose id starts so.
@@ -404,8 +417,13 @@ fn say_in_flight(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 /// So many records, in words.
-pub(super) fn records(count: u64) -> String {
+pub(in crate::cli) fn records(count: u64) -> String {
     counted(count, RECORDS)
+}
+
+/// So many accepted requests, in words.
+pub(in crate::cli) fn accepted_requests(count: u64) -> String {
+    counted(count, ACCEPTED)
 }
 
 fn counted(count: u64, nouns: [&str; 2]) -> String {

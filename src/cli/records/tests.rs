@@ -2,13 +2,14 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use std::time::Duration;
 
+use bytes::Bytes;
 use clap::Parser;
-
 use serde_json::json;
 
 use super::changing::with_content_type;
 use super::*;
 use crate::admin::testing::{Admin, start};
+use crate::store::deliveries::{self, Change, DeliveryFilter, Take};
 
 #[derive(Parser)]
 struct Cli {
@@ -88,6 +89,10 @@ async fn an_accepted_request_without_a_record_is_named_by_the_start_of_its_id() 
     assert!(error.contains("it is an accepted request"), "{error}");
     let error = run(&admin, &["retry", &id[..8]]).await.unwrap_err();
     assert!(error.starts_with("no dead delivery has an id that starts with"), "{error}");
+    let error = run(&admin, &["resolve", &id, "--release", "--reason", "x"]).await.unwrap_err();
+    assert!(error.contains("it is an accepted request. `oncegate deliveries list`"), "{error}");
+    let error = run(&admin, &["retry", &id]).await.unwrap_err();
+    assert!(error.starts_with("already-queued: "), "{error}");
     let trial = run(&admin, &["purge", &id[..8], "--dry-run"]).await.unwrap();
     assert!(trial.starts_with("1 accepted request would be removed"), "{trial}");
     // Ids of one key start with the same 16 digits: what stands for another caller is not taken for it.
@@ -100,6 +105,29 @@ async fn an_accepted_request_without_a_record_is_named_by_the_start_of_its_id() 
     run(&admin, &["purge", &id[..8], "--reason", "x"]).await.unwrap();
     let error = run(&admin, &["show", &id[..8]]).await.unwrap_err();
     assert!(error.starts_with("no record and no accepted request has an id"), "{error}");
+}
+
+#[tokio::test]
+async fn a_retry_on_a_paused_route_waits_for_its_resumption() {
+    let admin = start(None).await;
+    let mut ids = Vec::new();
+    for key in ["first", "second"] {
+        ids.push(admin.accept("charge", key).await.to_string());
+    }
+    let queue = deliveries::of(&*admin.store).unwrap();
+    let origin = queue.deliveries(DeliveryFilter::default(), None, 1).await.unwrap().deliveries[0].origin.clone();
+    let (origin, hold) = (origin.unwrap().id(), Duration::from_secs(60));
+    let take = Take { origin, limit: 2, max_bytes: 1 << 20, hold, is_ordered: false };
+    for taken in queue.take_due(take).await.unwrap().taken {
+        let park = Change::Park { ttl: hold, is_attempt: true, note: Bytes::from_static(b"released") };
+        assert!(queue.change(taken.held(), park).await.unwrap());
+    }
+    let retry = async |id: &str| run(&admin, &["retry", id]).await.unwrap();
+    let attempts = "with as many attempts as a new one\n";
+    assert_eq!(retry(&ids[0]).await, format!("{} queued: it is delivered again, {attempts}", ids[0]));
+    assert!(queue.pause(origin, true).await.unwrap());
+    let once = "once the route charge is resumed";
+    assert_eq!(retry(&ids[1]).await, format!("{} queued: it is delivered again {once}, {attempts}", ids[1]));
 }
 
 #[tokio::test]
@@ -222,6 +250,16 @@ async fn nobody_listening_is_said_with_the_address() {
     let cli = Cli::try_parse_from(["records", "list", "--admin", "127.0.0.1:1"]).ok().unwrap();
     let error = format!("{:#}", execute(cli.records, &mut out, &|_| None).await.unwrap_err());
     assert!(error.contains("nothing listens at 127.0.0.1:1") && error.contains("`oncegate serve`"), "{error}");
+}
+
+#[test]
+fn a_retry_does_not_offer_a_state() {
+    let error = Cli::try_parse_from(["records", "retry"]).err().unwrap().to_string();
+    assert!(error.contains("--route <NAME>") && !error.contains("--state"), "{error}");
+    let error = Cli::try_parse_from(["records", "retry", "--state", "unknown", "--reason", "x"]).err().unwrap();
+    assert!(error.to_string().contains("what can be retried is dead"), "{error}");
+    let error = Cli::try_parse_from(["records", "purge"]).err().unwrap().to_string();
+    assert!(error.contains("--state <STATE>"), "{error}");
 }
 
 #[test]

@@ -129,7 +129,7 @@ fn all_that_was_given_up_is_retried_at_once_but_what_may_have_run() {
     assert_eq!((listed("dead"), upstream.runs_of("lost"), upstream.runs()), (Some(1), 1, 12));
     let (_, audit, _) = oncegate(&["audit", "--action", "bulk-retry", "--admin", &url]);
     assert!(audit.contains("4 accepted requests (route="), "{audit}");
-    assert!(audit.contains("1 accepted requests (key=(not kept))"), "{audit}");
+    assert!(audit.contains("1 accepted request (key=(not kept))"), "{audit}");
 }
 
 /// It is kept for longer than its head says, and so seems to have been given up later than now.
