@@ -37,8 +37,8 @@ use crate::telemetry::notes::Notes;
 use crate::telemetry::outcome::{Code, Outcome};
 
 impl Gate {
-    /// Answers a request. Where it has no `permit`, too many are in flight, or its connection holds too much: it is refused
-    /// with the reason.
+    /// Answers a request. An error in the place of the `permit` is the reason to refuse it: too many requests are in flight, or
+    /// its connection holds too much.
     pub(super) async fn answer(
         self: &Arc<Self>,
         request: Request<RequestBody>,

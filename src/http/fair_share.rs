@@ -1,10 +1,10 @@
 //! How much of a limit one client may hold, so that none is left without.
 //!
-//! Half of each limit is for whoever comes first, and counts for no caller. Whoever takes of the other half is counted by its
-//! address and by its caller: an address may hold three times what is left for all, and a caller three times what is left
-//! for its address. So one address alone leaves an eighth of the limit to others, whatever callers it invents, and each
-//! further one a quarter of what it finds. One caller alone leaves more than that, so that callers behind one balancer, which
-//! share an address, have something left too; from however many addresses it comes, it leaves a twentieth.
+//! The first half of each limit goes to requests as they come, and counts for no client. The second half counts for the
+//! client's address and for its caller. An address may hold three times what is left for all, and a caller three times what is
+//! left for its address. So one address leaves at least an eighth of the limit to others, whatever callers it invents. Each
+//! further address leaves a quarter of what it finds. One caller at one address leaves more: callers behind one balancer share
+//! an address, and the others need something too. A caller that comes from any number of addresses leaves a twentieth.
 //!
 //! This is the dynamic threshold of shared buffers (Choudhury and Hahne, 1998), applied twice.
 
@@ -28,7 +28,7 @@ pub struct Party {
     caller: Option<u64>,
 }
 
-/// Says who a request counts for. It is asked only where a limit is scarce: what it costs is not spent otherwise.
+/// Computes who a request counts for. It is called only where a limit is scarce, since it costs a digest.
 pub type PartyOf<'a> = &'a (dyn Fn() -> Party + Send + Sync);
 
 /// Why a party gets nothing of what is left: it holds its share.

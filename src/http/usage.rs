@@ -169,7 +169,8 @@ pub struct Budget {
     limit: Limit,
     max: AtomicU64,
     used: Level,
-    /// How much of that takes nothing of what is left: see [`Permit::force_grow`].
+    /// How much of `used` lies beyond the maximum, by [`Permit::force_grow`]. It adds to the maximum for as long, so that others
+    /// find as much left as without it.
     excess: AtomicU64,
     metrics: Arc<LimitMetrics>,
     owner: Owner,
@@ -186,7 +187,7 @@ enum Owner {
 pub struct Permit {
     budget: Arc<Budget>,
     amount: u64,
-    /// How much of it takes nothing of what is left.
+    /// How much of it lies beyond the maximum.
     excess: u64,
     /// How much of it was of the upper half, and counts for no caller yet.
     upper: u64,

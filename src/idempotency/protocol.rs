@@ -1,9 +1,9 @@
 //! The claim protocol: what one protected request does about its key, from the key to the reply, without any I/O.
 //!
 //! [`Protocol`] is a state machine. Its driver reports what happened as an [`Event`] and carries out the [`Action`]s that
-//! [`Protocol::handle`] returns, in their order. At most one action is under way at a time whose end is an event (each says
-//! which); a second one is begun only after that event. The machine reads no clock: `now` is the age of the request, and
-//! [`Protocol::timeout`] says at what age it is to have [`Event::Timeout`].
+//! [`Protocol::handle`] returns, in their order. Some actions end with an event, which their documentation names: the driver
+//! reports that event before the machine returns the next action of this kind. The machine reads no clock: `now` is the age of
+//! the request, and [`Protocol::timeout`] says at what age the driver reports [`Event::Timeout`].
 //!
 //! The machine holds these rules, whatever the order of events; `protocol/properties.rs` and `protocol/exhaustive.rs` look
 //! for an order that breaks one:
@@ -12,8 +12,8 @@
 //! - A claim that does not lead to an attempt is withdrawn, also where its client has long been answered.
 //! - A claim or a settlement whose outcome is in doubt is repeated, with the same attempt, until the store is certain.
 //! - A reply says `executed` only after the record is durable; else it says `unrecorded`.
-//! - What a record says is completed by its own attempt alone; what the upstream says of it does not count once another has
-//!   taken its place.
+//! - Only the attempt that a record names completes it. What a probe says of a record is discarded once another attempt has
+//!   superseded it.
 //! - A request that waits for an attempt never claims, and neither does one that is barred.
 //! - Where records are made with several id secrets, whoever finds one of its key under another id runs nothing.
 //!
@@ -67,8 +67,8 @@ pub enum Event {
     Permitted,
     /// After [`Action::Permit`]: the rules by which the request's identity was made are no longer in force.
     Retired,
-    /// After [`Action::Permit`]: this request may not run. It still gets what a record says, where there is one. In place of
-    /// [`Event::Claimed`]: the claim stands, and the request may not run any more.
+    /// The request may not run; it still gets the answer of a record, if there is one. It follows [`Action::Permit`]. It may also
+    /// follow a claim, in place of [`Event::Claimed`]: then the store has acknowledged the claim.
     Barred,
     /// After [`Action::Claim`], [`Action::Supersede`] or [`Action::Reclaim`]: the store has acknowledged the claim.
     Claimed,

@@ -1,5 +1,5 @@
-//! What a route that only observes keeps of a request, so that it can say of the next one with the same key what that would
-//! have got.
+//! The shadow record: what a route with `mode = "observe"` keeps of a request. With it the route says what the next request with
+//! the same key would have got under protection.
 //!
 //! A request is evaluated when it is over, and every request of the route is forwarded. So the first of two that is evaluated
 //! is not always the first that came. Which of two requests that overlap counts as the retry does not matter to the numbers of

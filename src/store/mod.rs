@@ -88,8 +88,8 @@ pub trait Store: Send + Sync + 'static {
     /// expire after their unknown ttl. Returns their ids.
     async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error>;
 
-    /// Removes up to `limit` completed and unknown records that have expired, but none of an id that has a delivery: what
-    /// became of an accepted request stays until its delivery is gone. Returns how many.
+    /// Removes up to `limit` completed and unknown records that have expired, and returns how many. It keeps a record whose id
+    /// has a delivery, so that the outcome stays until the delivery is gone.
     async fn sweep(&self, limit: usize) -> Result<usize, Error>;
 
     /// Returns when the attempt of an id may have ended, in any process; never returns if the store has no
@@ -114,7 +114,8 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// What replaces the keys of records, where this is beneath what seals them.
+    /// Reads and replaces the stored form of its records, so that they can be encrypted anew. Only a store that lies beneath the
+    /// encryption has it.
     fn resealing(&self) -> Option<&dyn Resealing> {
         None
     }
@@ -159,9 +160,8 @@ pub trait Store: Send + Sync + 'static {
     /// file of the services in `origins` and `rules`, and leaves all others alone.
     async fn changes(&self, origins: Vec<Origin>, rules: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error>;
 
-    /// Makes `origins` known, and `rules` the rules on file from now on, with their descriptions; all others are
-    /// forgotten. Where there are [`Store::changes`] nothing is changed at all and they are returned, unless
-    /// `accept_change`.
+    /// Replaces the rules on file by `rules` with their descriptions, and adds `origins` to the known ones. If there are
+    /// [`Store::changes`], returns them; without `accept_change` it then writes nothing.
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -178,7 +178,8 @@ pub trait Store: Send + Sync + 'static {
     /// a settle too.
     async fn ping(&self) -> Result<(), Error>;
 
-    /// Whether what this store does not have of an id is nowhere: one of several databases may have handed it to another.
+    /// Whether this store is the one that keeps the record of this id. One of several databases may have given the id to
+    /// another: a record that it does not have may then be there.
     async fn owns(&self, _id: RecordId) -> Result<bool, Error> {
         Ok(true)
     }
@@ -260,8 +261,8 @@ pub enum End {
 /// When a completed record expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
-    /// This long after its claim; this long after now where that is past already, since a retry of a record that is
-    /// dead on arrival would run again.
+    /// This long after its claim. If that time is past already, this long after now: a record that expires as it is written
+    /// would let its retry run again.
     FromClaim(Duration),
     /// This long after now.
     FromNow(Duration),

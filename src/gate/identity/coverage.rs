@@ -2,8 +2,8 @@
 //!
 //! A store keeps the routes of each namespace beside the rules of its ids. Where a configuration has the same rules but
 //! other routes, the live records tell what would be forgotten: each keeps the method and the path of its request, though
-//! not the host. So a record counts as lost where the request may have come with a host for which the former routes found
-//! it and the present ones do not.
+//! not the host. So a record counts as lost if there is a host with which the former routes find it and the present routes do
+//! not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

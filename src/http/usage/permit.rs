@@ -30,8 +30,8 @@ impl Permit {
         budget.root().is_plenty(amount) && self.charge(amount, None).is_ok()
     }
 
-    /// Acquires more, whatever is left: for uses with another bound. What a party has no room for takes nothing of what is left
-    /// for others.
+    /// Acquires more, even beyond the maximum: for uses with another bound. Where a party has no room for it, the maximum grows by
+    /// the amount until the permit is dropped, so that others find as much left as before.
     pub fn force_grow(&mut self, amount: u64, party: Option<PartyOf<'_>>) {
         let excess = if party.is_some() { amount } else { 0 };
         if self.charge(amount, party).is_err() && self.budget.force(amount, excess) {
