@@ -281,9 +281,12 @@ mod tests {
     #[test]
     fn a_flag_that_explain_does_not_know_is_no_value() {
         let of = |line: &str| parse(line.split(' ').map(OsString::from)).unwrap_err().to_string();
-        let said = of("oncegate explain --proto =https http://a/x");
-        assert!(said.contains("'--proto'") && said.contains("leave it out") && !said.contains("as a value"), "{said}");
-        assert!(of("oncegate records show --proto").contains("unexpected argument '--proto'"));
+        let said = of("oncegate explain --speed-limit 9 http://a/x");
+        assert!(
+            said.contains("'--speed-limit'") && said.contains("leave it out") && !said.contains("as a value"),
+            "{said}"
+        );
+        assert!(of("oncegate records show --speed").contains("unexpected argument '--speed'"));
     }
 
     #[test]

@@ -383,7 +383,13 @@ fn a_key_that_does_nothing_is_pointed_out() {
         let text = said(target, key);
         assert_eq!(text.contains("its key is ignored"), is_ignored, "{target} {key}\n{text}");
     }
-    assert!(said("/hooks", "Idempotency-Key: k").contains("no key that the route reads"));
+    let text = said("/hooks", "Idempotency-Key: k");
+    assert!(text.contains("no key that the route reads"), "{text}");
+    // As `oncegate check` has it, with the line.
+    let place = format!("{config}:");
+    let advice = text.lines().find_map(|line| line.split_once(&*place)).expect("the advice on the scope").1;
+    let (line, advice) = advice.split_once(": routes[0].scope: keys belong to credentials").expect(advice);
+    assert!(line.parse::<usize>().is_ok() && !advice.is_empty(), "{text}");
 }
 
 #[test]

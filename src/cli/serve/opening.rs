@@ -224,3 +224,23 @@ async fn reach<S, E: std::error::Error + Send + Sync + 'static>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_names_the_only_database_without_a_password() {
+        let of = |url: &str| {
+            let text = format!("[upstreams]\na = \"http://127.0.0.1\"\n[store]\nurl = {url}\n");
+            only_database(&config::load_text("gate.toml".into(), &text).unwrap().store)
+        };
+        assert_eq!(of("\"memory:\"").as_deref(), Some("memory"));
+        assert_eq!(of("\"sqlite:/data/a.db\"").as_deref(), Some("sqlite:/data/a.db"));
+        let postgres = of("\"postgres://gate:s3cret@db.internal/shop?sslmode=disable\"").unwrap();
+        assert_eq!(postgres, "db.internal:5432/shop");
+        assert_eq!(of("\"redis://gate:s3cret@cache.internal\"").as_deref(), Some("cache.internal:6379"));
+        let several = "[\"postgres://gate@a/shop?sslmode=disable\", \"postgres://gate@b/shop?sslmode=disable\"]";
+        assert_eq!(of(several), None, "each has a meter of its own");
+    }
+}

@@ -15,7 +15,7 @@ type Flag = (Option<char>, &'static str);
 
 impl OtherFlags {
     /// Switches that change nothing.
-    const SWITCHES: [Flag; 23] = [
+    const SWITCHES: [Flag; 25] = [
         (Some('i'), "include"),
         (Some('s'), "silent"),
         (Some('S'), "show-error"),
@@ -38,12 +38,14 @@ impl OtherFlags {
         (None, "tlsv1.2"),
         (None, "tlsv1.3"),
         (None, "no-keepalive"),
+        (Some('4'), "ipv4"),
+        (Some('6'), "ipv6"),
         // `explain` takes every path as it is, unlike curl.
         (None, "path-as-is"),
     ];
 
     /// Flags with a value that change nothing.
-    const WITH_VALUE: [Flag; 17] = [
+    const WITH_VALUE: [Flag; 18] = [
         (Some('o'), "output"),
         (Some('m'), "max-time"),
         (Some('w'), "write-out"),
@@ -61,6 +63,7 @@ impl OtherFlags {
         (None, "connect-to"),
         (None, "interface"),
         (None, "noproxy"),
+        (None, "proto"),
         (None, "unix-socket"),
     ];
 
