@@ -468,10 +468,15 @@ impl Report {
     /// The problem that ended it, with what was done before.
     fn broken_off(&self) -> Problem {
         let Self { matched, done, failed, .. } = self;
-        let detail = format!(
-            "it broke off: of {matched} records {done} were changed, and for {failed} the store failed; the rest are as they \
-             were"
-        );
+        let detail = match (self.found_nothing(), done + failed) {
+            (true, 0) => "the store failed before any record was looked at; nothing was changed".to_owned(),
+            (false, 0) => format!("the store failed after {matched} records were found; nothing was changed"),
+            _ => format!(
+                "it broke off: of {matched} records {done} were changed, and for {failed} the store failed; the rest are as \
+                 they were"
+            ),
+        };
+        let detail = format!("{detail}; see the log of `oncegate serve`");
         Kind::StoreUnavailable.because(detail).with(audit::members(self))
     }
 }

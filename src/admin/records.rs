@@ -17,11 +17,11 @@ use super::endpoints::REVEALING;
 use super::precondition::{self, Precondition};
 use super::query::{self, Query};
 use super::scope::{Belongs, belongs};
-use super::view::{Extent, RecordView, Revealed, keeps_key};
+use super::view::{Extent, RecordView, Revealed, keeps_answer, keeps_key};
 use super::wanted::{Selection, begins};
 use super::{MAX_LISTINGS, Phase, State, deliveries};
 use crate::idempotency::identity::ScopeTag;
-use crate::idempotency::record::{self, RecordId};
+use crate::idempotency::record::RecordId;
 use crate::store::{self, Cursor, Error, ErrorKind, Filter, RecordEntry, Store};
 
 /// How long pages are looked through for the first record of a scope. An empty page may have a next one.
@@ -149,7 +149,7 @@ pub(super) async fn show(
     }
     let found = find_begun(state, id).await?;
     let on_file = state.opened()?.identities().await.map_err(unavailable)?;
-    if revealed.answer && found.record.state == record::State::Completed {
+    if revealed.answer && keeps_answer(&found) {
         state.note(asker, AuditEvent::ReadAnswer { found: &found }).await?;
     }
     if revealed.key && keeps_key(&found) {

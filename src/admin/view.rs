@@ -211,6 +211,12 @@ pub(super) fn keeps_key(found: &RecordEntry) -> bool {
     Head::decode(&found.record.head).is_ok_and(|head| head.details().key.is_some())
 }
 
+/// Whether the record has an answer that can be read.
+pub(super) fn keeps_answer(found: &RecordEntry) -> bool {
+    let record = &found.record;
+    record.state == State::Completed && record.answer.as_ref().is_some_and(|answer| Answer::decode(answer).is_ok())
+}
+
 /// The key of a record for people, where it can be read.
 pub(super) fn shortened_key(record: &Record) -> Option<String> {
     Head::decode(&record.head).ok().map(|head| head.key)

@@ -165,7 +165,7 @@ AT                        BY  ACTION      OUTCOME    WHAT                       
         let json: Value = serde_json::from_str(&json).unwrap();
         assert_eq!((&json["entries"][0]["resolution"], &json["next"]), (&json!("release"), &Value::Null));
         let error = run(&admin, &["--action", "delete"]).await.unwrap_err();
-        assert!(error.contains("`action` must be one of: resolve,"), "{error}");
+        assert!(error.contains("--action must be one of: resolve,"), "{error}");
     }
 
     #[test]

@@ -147,6 +147,23 @@ fn admin_address(text: &str) -> Result<String, String> {
     }
 }
 
+/// A refusal that names options of the command line where it names the parameters of a query that they become.
+fn in_options(refusal: &str) -> String {
+    let mut parts = refusal.split("query parameter `");
+    let mut said = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (name, rest) = part.split_once('`').unwrap_or((part, ""));
+        match name {
+            "cursor" => {
+                let rest = rest.replace("the `next` of the page before", "what a list ends with after `next: `");
+                said.extend(["--after", &*rest]);
+            }
+            name => said.extend(["--", &*name.replace('_', "-"), rest]),
+        }
+    }
+    said
+}
+
 /// An address without what stands around it in a URL.
 fn bare(address: &str) -> &str {
     let bare = address.strip_prefix("http://").or_else(|| address.strip_prefix(HTTPS));
@@ -225,7 +242,10 @@ impl AdminClient {
         if !status.is_success() {
             let refusal = self.refusal(status, &body);
             // What it asks comes from the command line.
-            bail!(if status == StatusCode::BAD_REQUEST { anyhow!(WrongParameter(refusal)) } else { anyhow!(refusal) });
+            bail!(match status {
+                StatusCode::BAD_REQUEST => anyhow!(WrongParameter(in_options(&refusal))),
+                _ => anyhow!(refusal),
+            });
         }
         if body.is_empty() {
             return Ok(Value::Null);
@@ -327,5 +347,27 @@ impl AdminClient {
 
     fn stranger(&self, status: StatusCode) -> String {
         format!("what answers at {} is not oncegate's admin listener (status {})", self.address, status.as_u16())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_options;
+
+    #[test]
+    fn a_refusal_names_the_options() {
+        for (refusal, said) in [
+            (
+                "bad-request: query parameter `cursor` must be the `next` of the page before",
+                "bad-request: --after must be what a list ends with after `next: `",
+            ),
+            (
+                "bad-request: query parameter `older_than` must be a duration",
+                "bad-request: --older-than must be a duration",
+            ),
+            ("bad-request: `state` must be left out", "bad-request: `state` must be left out"),
+        ] {
+            assert_eq!(in_options(refusal), said);
+        }
     }
 }

@@ -241,6 +241,7 @@ async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::R
                 return print_json(&record, out);
             }
             table::write_one(&record, out)?;
+            table::write_lacking(&record, answer, reveal_key, out)?;
             audit::write_history(&client, &id, out).await?;
             table::write_answer_of(&record, out)
         }

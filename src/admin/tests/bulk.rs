@@ -306,5 +306,10 @@ async fn a_change_of_many_that_breaks_off_says_what_was_done() {
     assert_eq!((&problem["matched"], problem["done"].as_u64()), (&json!(100), Some(100 - left)));
     assert!(problem["failed"].as_u64().unwrap() >= 16);
     store.script_for(Operation::List, [Fault::Refuse]);
-    admin.bulk("resolve", body).await.is_problem(503, "store-unavailable");
+    let reply = admin.bulk("resolve", body.clone()).await;
+    let nothing = "the store failed before any record was looked at; nothing was changed; see the log";
+    reply.is_problem(503, "store-unavailable").says(nothing);
+    store.script_for(Operation::List, [Fault::Refuse]);
+    let trial = json!({"filter": body["filter"], "dry_run": true});
+    admin.bulk("purge", trial).await.is_problem(503, "store-unavailable").says(nothing);
 }

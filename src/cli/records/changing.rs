@@ -54,9 +54,15 @@ pub(super) async fn purge(
         return change.many(client, &args, out, ask).await;
     };
     if !args.dry_run {
+        // Asked before: nothing is left of it afterwards. It is done, whether or not the gate says so.
+        let is_delivery = is_without_record(client, &id).await.unwrap_or(false);
         let reason = args.reason.map(|reason| format!("?reason={}", percent_encode(&reason))).unwrap_or_default();
         client.send(Method::DELETE, &format!("{}{reason}", record_path(&id)), None).await?;
-        writeln!(out, "{id} removed: its key is free; an attempt that still runs in another gate is not stopped")?;
+        let done = match is_delivery {
+            true => "discarded: this accepted request is not delivered; its key is free",
+            false => "removed: its key is free; an attempt that still runs in another gate is not stopped",
+        };
+        writeln!(out, "{id} {done}")?;
     }
     Ok(())
 }
@@ -187,7 +193,7 @@ impl Change {
         let id = whole_id(client, start).await?;
         if args.dry_run {
             if self.path == "purge" && is_without_record(client, &id).await? {
-                writeln!(out, "1 accepted request would be {}; nothing was changed", self.done)?;
+                writeln!(out, "1 accepted request would be discarded, and not delivered; nothing was changed")?;
                 return Ok(Some(id));
             }
             let record = client.send(Method::GET, &record_path(&id), None).await?;

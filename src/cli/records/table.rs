@@ -73,9 +73,41 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
                     shown = format!("{shown}: {explained}");
                 }
             }
+            "unreadable" if *value == true => {
+                shown += ": a later version of oncegate wrote it, or it is encrypted with a key that this gate lacks. Update the \
+                          gate, or add the key to store.encryption_keys";
+            }
             _ => {}
         }
         writeln!(out, "{name:<width$}  {shown}")?;
+    }
+    Ok(())
+}
+
+/// A line for what was asked for and is not shown.
+pub(super) fn write_lacking(record: &Value, answer: bool, key: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+    let is_unreadable = record["unreadable"] == true;
+    // No key has this character: it stands for what is left out.
+    if key && record["key"].as_str().is_none_or(|key| key.contains('…')) {
+        writeln!(
+            out,
+            "{}",
+            match is_unreadable {
+                true => "the key cannot be read",
+                false => "this record does not keep its key: only routes with recovery.every do",
+            }
+        )?;
+    }
+    if answer && record.get(ANSWER).is_none() {
+        writeln!(
+            out,
+            "{}",
+            match record["state"].as_str() {
+                _ if is_unreadable => "the answer cannot be read",
+                Some("in-flight") => "no answer is kept: the attempt is in flight",
+                _ => "no answer is kept: the outcome is unknown",
+            }
+        )?;
     }
     Ok(())
 }

@@ -94,14 +94,24 @@ async fn an_accepted_request_without_a_record_is_named_by_the_start_of_its_id() 
     let error = run(&admin, &["retry", &id]).await.unwrap_err();
     assert!(error.starts_with("already-queued: "), "{error}");
     let trial = run(&admin, &["purge", &id[..8], "--dry-run"]).await.unwrap();
-    assert!(trial.starts_with("1 accepted request would be removed"), "{trial}");
+    assert!(
+        trial.starts_with("1 accepted request would be discarded, and not delivered; nothing was changed"),
+        "{trial}"
+    );
     // Ids of one key start with the same 16 digits: what stands for another caller is not taken for it.
     let (other, _) = admin.unknown("refund", "queued").await;
     for ambiguous in [&id[..8], &other.to_string()[..16]] {
         let error = run(&admin, &["purge", ambiguous, "--reason", "x"]).await.unwrap_err();
         assert!(error.starts_with("more than one id starts with") && error.contains(&id), "{error}");
     }
-    run(&admin, &["purge", &id, "--reason", "x"]).await.unwrap();
+    let discarded = run(&admin, &["purge", &id, "--reason", "x"]).await.unwrap();
+    assert_eq!(
+        discarded,
+        format!(
+            "{id} discarded: this accepted request is not delivered; its key is free
+"
+        )
+    );
     run(&admin, &["purge", &id[..8], "--reason", "x"]).await.unwrap();
     let error = run(&admin, &["show", &id[..8]]).await.unwrap_err();
     assert!(error.starts_with("no record and no accepted request has an id"), "{error}");
@@ -206,6 +216,13 @@ async fn a_record_is_shown_resolved_and_purged() {
     for line in ["state            unknown", "unknown_because  shutdown: the gate shut down", "upstream         app"] {
         assert!(shown.contains(line), "{shown}");
     }
+    let shown = run(&admin, &["show", &id, "--answer", "--reveal-key"]).await.unwrap();
+    for line in [
+        "this record does not keep its key: only routes with recovery.every do",
+        "no answer is kept: the outcome is unknown",
+    ] {
+        assert!(shown.lines().any(|shown| shown == line), "{shown}");
+    }
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), b"\x00paid").unwrap();
     let body = format!("@{}", file.path().display());
@@ -217,6 +234,7 @@ async fn a_record_is_shown_resolved_and_purged() {
     let whole: Value = serde_json::from_str(&run(&admin, &["show", &id, "--answer", "--json"]).await.unwrap()).unwrap();
     let answer = json!({"headers": [["x-id", "7"]], "body_base64": STANDARD.encode(b"\x00paid"), "trailers": []});
     assert_eq!(whole["answer"], answer);
+    assert!(!run(&admin, &["show", &id, "--answer"]).await.unwrap().contains("no answer"));
     assert!(run(&admin, &["show", &id, "--answer"]).await.unwrap().ends_with("\nx-id: 7\n\n\\u{0}paid\n"));
     let release = ["resolve", &id, "--release", "--reason", "again"];
     assert!(run(&admin, &release).await.unwrap_err().starts_with("not-unknown: "));
