@@ -424,6 +424,9 @@ fn a_problem_says_what_the_outcomes_of_its_route_mean_for_a_retry() {
         let detail = detail(&released, "upstream-broken");
         assert!(detail.ends_with("releases the key: a retry runs the request again"), "{detail}");
     }
+    let usual = Gate::before(&upstream).start();
+    let said = detail(&usual, "upstream-broken");
+    assert!(said.ends_with("; it may have taken effect: do not send it with a new key"), "{said}");
     let away = Gate::before_url(&format!("http://{}", Upstream::free_address()));
     let held = away.defaults("outcomes = { unreachable = \"hold\" }\n").start();
     let detail = detail(&held, "upstream-unreachable");

@@ -203,8 +203,7 @@ pub(in crate::gate) async fn run(
         Exchanged::Failed(ending, problem) => {
             let problem = match ending {
                 Ending::Unreachable if is_again => {
-                    let detail =
-                        "an earlier attempt may have taken effect, and the upstream could not be reached again";
+                    let detail = "after an earlier attempt, the upstream could not be reached again";
                     Problem::new(Code::UpstreamBroken, detail)
                 }
                 _ => problem,
@@ -401,7 +400,7 @@ fn failed(request: &ProtectedRequest, ending: Ending, problem: Problem, settle: 
 
 /// What an attempt comes to that the gate waits for no longer.
 fn abandoned() -> Ended {
-    Ended::without_answer(hold(UnknownCause::Shutdown), pass::abandoned())
+    Ended::without_answer(hold(UnknownCause::Shutdown), by_policy(pass::abandoned(), false))
 }
 
 fn hold(cause: UnknownCause) -> End {

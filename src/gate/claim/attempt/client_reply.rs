@@ -14,7 +14,7 @@ use crate::idempotency::policy::ResponseMode;
 use crate::idempotency::record::{AttemptToken, Record, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict};
 use crate::store::Settled;
-use crate::telemetry::outcome::Outcome;
+use crate::telemetry::outcome::{Code, Outcome};
 
 /// Why an answer broke off whose client has its head.
 pub(super) enum Cut {
@@ -102,8 +102,12 @@ fn warn_of_cut(request: &ProtectedRequest) {
     tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle");
 }
 
-/// Adds to a failed attempt's problem what a retry gets, if the route's `outcomes` differ from the defaults that its code implies: they
-/// release the key of an unknown outcome, or hold the key of a request that the gate did not send.
+/// What a client must not do while the outcome of its request is unknown.
+const MAY_HAVE_RUN: &str = "; it may have taken effect: do not send it with a new key";
+
+/// Adds to a failed attempt's problem what its outcome means: that it is unknown, or what a retry gets where the route's `outcomes`
+/// differ from the defaults that its code implies. They release the key of an unknown outcome, or hold the key of a request that the
+/// gate did not send.
 pub(super) fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
     match (is_released, problem.code.retryable()) {
         (true, false) => problem.detail.push_str("; this route releases the key: a retry runs the request again"),
@@ -111,6 +115,9 @@ pub(super) fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
             let detail =
                 "nothing was sent to the upstream; this route holds the outcome as unknown: a retry does not run";
             problem.detail = detail.to_owned();
+        }
+        (false, false) if matches!(problem.code, Code::UpstreamBroken | Code::UpstreamTimeout) => {
+            problem.detail.push_str(MAY_HAVE_RUN);
         }
         (true, true) | (false, false) => {}
     }
