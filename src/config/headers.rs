@@ -12,7 +12,7 @@ use super::kinds::{Kind, text_as};
 use super::node::{Node, Table, Wrong};
 use crate::gate::HeaderNames;
 use crate::http::headers::{ATTEMPT, OwnHeaders};
-use crate::idempotency::key::KeySource;
+use crate::idempotency::key::{KeySource, spelled};
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Route, Router};
 
@@ -118,12 +118,6 @@ fn name_or_false_but(taken: &'static str) -> Kind<Option<HeaderName>> {
         move |node| name(node, taken),
         |name| name.as_ref().map_or(false.into(), |name| spelled(name).into()),
     )
-}
-
-/// The name of a header as people write it.
-pub(crate) fn spelled(name: &HeaderName) -> String {
-    let capital = |word: &str| word.get(..1).map(|first| first.to_ascii_uppercase() + &word[1..]).unwrap_or_default();
-    name.as_str().split('-').map(capital).collect::<Vec<_>>().join("-")
 }
 
 /// The name of the header for a key.

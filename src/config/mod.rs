@@ -65,7 +65,6 @@ mod units;
 mod upstreams;
 
 pub use annotated::annotated;
-pub(crate) use headers::spelled as spelled_header;
 pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;

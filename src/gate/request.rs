@@ -23,7 +23,7 @@ use crate::http::upstream::Upstream;
 use crate::http::usage::{Budget, Usage};
 use crate::idempotency::codec::{self, AcceptedRequest};
 use crate::idempotency::grpc;
-use crate::idempotency::key::KeyRule;
+use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::record::RequestId;
 use crate::idempotency::request_time::{RequestTime, Untimely};
 use crate::idempotency::scope::{Caller, Scope, ScopePart};
@@ -399,7 +399,7 @@ pub(super) fn upgrade_with_body() -> Problem {
 
 /// The request lacks a part of its scope.
 pub(super) fn scope_missing(part: &ScopePart) -> Problem {
-    let detail = format!("idempotency keys belong to a `{part}` here, and the request has none; nothing was sent");
+    let detail = format!("{} is required; nothing was sent", part.in_http());
     Problem::new(Code::ScopeMissing, detail)
 }
 
@@ -443,20 +443,54 @@ pub(super) fn untimely(rule: &RequestTime, untimely: Untimely) -> Problem {
 
 /// A claim that is part of the scope is an object or an array.
 pub(super) fn claim_unfit(part: &ScopePart) -> Problem {
-    let detail = format!("the claim of `{part}` is neither text nor a number nor a truth value; nothing was sent");
+    let claim = match part {
+        ScopePart::JwtClaim(name) => &**name,
+        _ => "",
+    };
+    let detail =
+        format!("the claim `{claim}` of the token is neither text nor a number nor a truth value; nothing was sent");
     Problem::new(Code::CredentialsUnverifiable, detail)
 }
 
 /// The route requires a key, and none came.
 pub(super) fn key_missing(rule: &KeyRule) -> Problem {
-    let places: Vec<_> = rule.from.iter().map(ToString::to_string).collect();
-    let places = places.join(" or ");
-    Problem::new(Code::KeyMissing, format!("send a key of your own choice, unique to this request, in {places}"))
+    let places: Vec<_> = rule.from.iter().map(KeySource::in_http).collect();
+    Problem::new(Code::KeyMissing, format!("send {}, with a value unique to this request", places.join(", or ")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Clients do not read configurations.
+    #[test]
+    fn problems_name_keys_and_scopes_in_words_of_http() {
+        let missing = |places: &[&str]| {
+            let from = places.iter().map(|place| KeySource::parse(place).unwrap()).collect();
+            key_missing(&KeyRule { from, ..KeyRule::default() }).detail
+        };
+        for (places, what) in [
+            (&["header:idempotency-key"][..], "the header Idempotency-Key"),
+            (&["query:id", "json:/order/id"], "the query parameter `id`, or the member `/order/id` of the JSON body"),
+            (&["cloudevent"], "the source and the id of a CloudEvent"),
+            (&["template:{header:x-saga-id}:{query:step}"], "the header X-Saga-Id and the query parameter `step`"),
+        ] {
+            assert_eq!(missing(places), format!("send {what}, with a value unique to this request"));
+        }
+        for (part, what) in [
+            ("header:x-tenant", "the header X-Tenant"),
+            ("cookie:session", "the cookie `session`"),
+            ("basic:user", "the user of HTTP Basic credentials"),
+            ("client-cert:subject", "a client certificate"),
+            ("client-cert:san", "a client certificate with a subject alternative name"),
+            ("jwt:sub", "a bearer token with the claim `sub`"),
+        ] {
+            let part = ScopePart::parse(part).unwrap();
+            assert_eq!(scope_missing(&part).detail, format!("{what} is required; nothing was sent"));
+        }
+        let unfit = claim_unfit(&ScopePart::parse("jwt:roles").unwrap()).detail;
+        assert!(unfit.starts_with("the claim `roles` of the token is neither text"), "{unfit}");
+    }
 
     #[test]
     fn odd_targets_are_refused() {

@@ -221,6 +221,22 @@ impl KeySource {
         }
     }
 
+    /// What it is in words of HTTP, for who sends requests.
+    #[must_use]
+    pub fn in_http(&self) -> String {
+        match self {
+            Self::Header(name) => format!("the header {}", spelled(name)),
+            Self::Query(name) => format!("the query parameter `{name}`"),
+            Self::Json(pointer) => format!("the member `{pointer}` of the JSON body"),
+            Self::CloudEvent => "the source and the id of a CloudEvent".to_owned(),
+            Self::Template(template) => {
+                let each: Vec<String> = template.sources().map(Self::in_http).collect();
+                each.join(" and ")
+            }
+            Self::Fingerprint => "the request itself".to_owned(),
+        }
+    }
+
     /// The headers that it reads its key from.
     #[must_use]
     pub fn headers(&self) -> Vec<&HeaderName> {
@@ -256,7 +272,7 @@ impl KeySource {
             Self::Template(template) => return template.read(uri, headers, body, max_length),
             Self::Fingerprint => Ok(Reading::Found(Found::Fingerprint)),
         };
-        reading.map_err(|Invalid(what)| Invalid(format!("{self}: {what}")))
+        reading.map_err(|Invalid(what)| Invalid(format!("{}: {what}", self.in_http())))
     }
 }
 
@@ -272,6 +288,13 @@ impl fmt::Display for KeySource {
             Self::Fingerprint => f.write_str("fingerprint"),
         }
     }
+}
+
+/// The name of a header as people write it.
+#[must_use]
+pub fn spelled(name: &HeaderName) -> String {
+    let capital = |word: &str| word.get(..1).map(|first| first.to_ascii_uppercase() + &word[1..]).unwrap_or_default();
+    name.as_str().split('-').map(capital).collect::<Vec<_>>().join("-")
 }
 
 /// The value of a quoted string. Nothing may stand behind it.
@@ -381,7 +404,7 @@ fn event_header(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Vec<u8>
     let mut lines = headers.get_all(name).iter();
     let Some(line) = lines.next() else { return Ok(None) };
     if lines.next().is_some() {
-        return Err(Invalid(format!("the header `{name}` stands more than once")));
+        return Err(Invalid(format!("the header {} stands more than once", spelled(name))));
     }
     let text = line.as_bytes().trim_ascii();
     let text = match media::quoted(text) {
@@ -390,7 +413,9 @@ fn event_header(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Vec<u8>
     };
     match percent_decode(&text) {
         Some(value) => Ok(Some(value)),
-        None => Err(Invalid(format!("in `{name}`, a `%` is not followed by two hexadecimal digits"))),
+        None => {
+            Err(Invalid(format!("in the header {}, a `%` is not followed by two hexadecimal digits", spelled(name))))
+        }
     }
 }
 
@@ -674,6 +699,9 @@ mod tests {
     fn an_error_names_the_place_and_not_the_key() {
         let error =
             rule(&["query:key"]).find(&"/?key=se%20cret".parse().unwrap(), &HeaderMap::new(), None).unwrap_err();
-        assert_eq!(error.to_string(), "query:key: a key has visible ASCII characters only, and no spaces");
+        assert_eq!(
+            error.to_string(),
+            "the query parameter `key`: a key has visible ASCII characters only, and no spaces"
+        );
     }
 }

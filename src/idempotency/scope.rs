@@ -15,6 +15,7 @@ use x509_cert::ext::pkix::SubjectAltName;
 
 use super::credential::Credential;
 use super::encoding::{put, put_count};
+use super::key::spelled;
 use super::token::{ClaimValue, TokenClaims};
 
 /// A scope: its parts in order, and which of them a request may lack.
@@ -331,6 +332,25 @@ impl ScopePart {
                 Some(ClaimValue::Nested) | None => Vec::new(),
             },
             Self::Const(text) => vec![text.clone().into_bytes()],
+        }
+    }
+}
+
+impl ScopePart {
+    /// What it is in words of HTTP, for who sends requests.
+    #[must_use]
+    pub fn in_http(&self) -> String {
+        match self {
+            Self::Credential => "a credential".to_owned(),
+            Self::Header(name) => format!("the header {}", spelled(name)),
+            Self::Cookie(name) => format!("the cookie `{name}`"),
+            Self::BasicUser => "the user of HTTP Basic credentials".to_owned(),
+            Self::Host => "the header Host".to_owned(),
+            Self::ClientIp => "the address of the client".to_owned(),
+            Self::ClientCert(CertPart::Subject) => "a client certificate".to_owned(),
+            Self::ClientCert(CertPart::San) => "a client certificate with a subject alternative name".to_owned(),
+            Self::JwtClaim(name) => format!("a bearer token with the claim `{name}`"),
+            Self::Const(text) => format!("the constant `{text}`"),
         }
     }
 }

@@ -21,7 +21,7 @@ fn expect_run(response: &Response, word: &str, run: usize) {
 fn a_malformed_part_is_refused() {
     let upstream = numbered();
     let gate = Gate::before(&upstream).defaults(SAGA).start();
-    for (saga, of) in [("a,b", "header:x-saga-id"), ("", "header:x-saga-id"), ("\"a", "header:x-saga-id")] {
+    for (saga, of) in [("a,b", "the header X-Saga-Id"), ("", "the header X-Saga-Id"), ("\"a", "the header X-Saga-Id")] {
         let refused = step(saga, "1").send(&gate);
         refused.expect_problem(400, "key-invalid");
         assert!(refused.json()["detail"].as_str().unwrap().starts_with(of), "{}", refused.show());

@@ -4,9 +4,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::request::Parts;
 
-use crate::config::{Resolved, spelled_header};
+use crate::config::Resolved;
 use crate::http::headers::{ATTEMPT, OwnHeaders};
 use crate::idempotency::fingerprint::Because;
+use crate::idempotency::key::spelled;
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::Timestamp;
@@ -32,11 +33,11 @@ pub(super) fn own_headers(config: &Resolved, head: &Parts) -> Vec<(&'static str,
     let OwnHeaders { attempt, key } = &config.gate.own_headers;
     let key = key.as_ref().map(|name| {
         let instead = if head.headers.contains_key(name) { ", in place of the client's own" } else { "" };
-        ("", format!("the upstream gets it as {} too{instead}", spelled_header(name)))
+        ("", format!("the upstream gets it as {} too{instead}", spelled(name)))
     });
     let attempt = match attempt {
         Some(name) if *name == ATTEMPT => None,
-        Some(name) => Some(("attempt", format!("the upstream gets its token as {}", spelled_header(name)))),
+        Some(name) => Some(("attempt", format!("the upstream gets its token as {}", spelled(name)))),
         None => Some(("attempt", "the upstream does not get its token: headers.attempt is false".to_owned())),
     };
     key.into_iter().chain(attempt).collect()

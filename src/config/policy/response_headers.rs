@@ -3,11 +3,12 @@
 use http::HeaderName;
 
 use crate::config::declare::{Keys as _, keys};
-use crate::config::headers::{TOKEN, spelled};
+use crate::config::headers::TOKEN;
 use crate::config::kinds::{text_as, unique};
 use crate::config::node::{Node, Table, Wrong};
 use crate::config::routes;
 use crate::gate::HeaderNames;
+use crate::idempotency::key::spelled;
 use crate::idempotency::policy::ResponseHeaders;
 
 keys! {

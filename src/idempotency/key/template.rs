@@ -100,7 +100,10 @@ impl Template {
             None => {
                 joined.push_str(&self.end);
                 let key = Key::from_value(joined.as_bytes(), max_length);
-                key.map(super::found).map_err(|Invalid(what)| Invalid(format!("template:{self}: {what}")))
+                key.map(super::found).map_err(|Invalid(what)| {
+                    let sources: Vec<String> = self.sources().map(KeySource::in_http).collect();
+                    Invalid(format!("{}: {what}", sources.join(" and ")))
+                })
             }
         }
     }
@@ -201,8 +204,8 @@ mod tests {
     #[test]
     fn a_malformed_part_is_told() {
         let both = |saga: &str, step: &str| key(SAGA, &[("x-saga-id", saga), ("x-step", step)], None);
-        assert!(both("a,b", "1").unwrap_err().starts_with("header:x-saga-id: "));
-        assert!(both("1", "").unwrap_err().starts_with("header:x-step: "));
+        assert!(both("a,b", "1").unwrap_err().starts_with("the header X-Saga-Id: "));
+        assert!(both("1", "").unwrap_err().starts_with("the header X-Step: "));
         // The whole is no longer than a key.
         assert!(both(&"a".repeat(30), &"b".repeat(9)).is_ok());
         assert!(both(&"a".repeat(30), &"b".repeat(10)).is_err());
