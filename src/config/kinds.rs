@@ -10,7 +10,7 @@ use toml_edit::Array;
 
 use super::declare::{Inner, Keys, Shown};
 use super::node::{Node, Table, Wrong};
-use super::units::{DURATION_HINT, DURATIONS, SIZES, show_duration, show_size};
+use super::units::{DURATIONS, SIZES, show_duration, show_size};
 
 /// A part of the schema.
 pub(super) type Shape = serde_json::Value;
@@ -129,10 +129,24 @@ pub(super) fn flag() -> Kind<bool> {
 
 /// A whole number.
 pub(super) fn number<T: TryFrom<u64> + TryInto<u64> + Copy + 'static>(allowed: RangeInclusive<u64>) -> Kind<T> {
+    number_of(allowed, ", or remove it for the default")
+}
+
+/// A whole number of a key that must be there.
+pub(super) fn required_number<T: TryFrom<u64> + TryInto<u64> + Copy + 'static>(
+    allowed: RangeInclusive<u64>,
+) -> Kind<T> {
+    number_of(allowed, "")
+}
+
+fn number_of<T: TryFrom<u64> + TryInto<u64> + Copy + 'static>(
+    allowed: RangeInclusive<u64>,
+    or: &'static str,
+) -> Kind<T> {
     let bounds = allowed.clone();
     Kind::new(
         move || json!({ "type": "integer", "minimum": bounds.start(), "maximum": bounds.end() }),
-        move |node| bounded(node.number()?, &allowed, |number| number.to_string(), |nearest| nearest),
+        move |node| bounded(node.number()?, &allowed, |number| number.to_string(), |nearest| nearest + or),
         |number: &T| (*number).try_into().ok().and_then(|number| i64::try_from(number).ok()).unwrap_or(i64::MAX).into(),
     )
 }
@@ -151,7 +165,9 @@ pub(super) fn size<T: TryFrom<u64> + TryInto<u64> + Copy + 'static>(allowed: Ran
                 "maximum": bounds.end(),
             })
         },
-        move |node| bounded(node.size()?, &allowed, show_size, |nearest| format!("\"{nearest}\"")),
+        move |node| {
+            bounded(node.size()?, &allowed, show_size, |nearest| format!("\"{nearest}\", or remove it for the default"))
+        },
         |size: &T| show_size((*size).try_into().unwrap_or(u64::MAX)).into(),
     )
 }
@@ -160,12 +176,12 @@ fn bounded<T: TryFrom<u64>>(
     number: u64,
     allowed: &RangeInclusive<u64>,
     show: fn(u64) -> String,
-    quote: fn(String) -> String,
+    hint: impl FnOnce(String) -> String,
 ) -> Result<T, Wrong> {
     let (least, most) = (*allowed.start(), *allowed.end());
     let within = Some(number).filter(|number| allowed.contains(number)).and_then(|number| T::try_from(number).ok());
     within.ok_or_else(|| {
-        let hint = format!("write {}, or remove it for the default", quote(show(number.clamp(least, most))));
+        let hint = format!("write {}", hint(show(number.clamp(least, most))));
         Wrong::new(format!("must be from {} to {}", show(least), show(most))).hint(hint)
     })
 }
@@ -196,7 +212,9 @@ pub(super) fn time_of(allowed: RangeInclusive<Duration>) -> Kind<Duration> {
         let (least, most) = (show_duration(*allowed.start()), show_duration(*allowed.end()));
         match node.duration()? {
             duration if allowed.contains(&duration) => Ok(duration),
-            Duration::ZERO => Err(Wrong::new("must be longer than zero").hint(DURATION_HINT)),
+            Duration::ZERO if *allowed.start() < Duration::from_secs(1) => {
+                Err(Wrong::new("must be longer than zero").hint("write more than zero, such as \"30s\" or \"24h\""))
+            }
             short if short < *allowed.start() => {
                 Err(Wrong::new(format!("must be at least {least}")).hint(format!("write \"{least}\" or more")))
             }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 
 use figment::value::{Dict, Map, Value};
@@ -113,8 +114,12 @@ fn log_format(sources: &Sources) -> Format {
 
 fn read(file: &std::path::Path) -> Result<Parsed, Problems> {
     let bytes = std::fs::read(file).map_err(|error| {
-        let wrong = Wrong::new(format!("cannot be read: {error}"));
-        unreadable(file, None, wrong.hint("`oncegate config default` prints a file to start from"))
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound => "`oncegate config default` prints a file to start from",
+            io::ErrorKind::IsADirectory => "name the file in it",
+            _ => "the user that runs oncegate must be able to read it",
+        };
+        unreadable(file, None, Wrong::new(format!("cannot be read: {error}")).hint(hint))
     })?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
@@ -320,6 +325,17 @@ fn flags(flags: Flags, configured: &[String], problems: &mut Vec<Problem>) -> Di
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_read_gets_a_hint_of_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let hint = |path: PathBuf| read(&path).map(|_| ()).unwrap_err().to_string();
+        assert!(hint(directory.path().join("absent.toml")).contains("hint: `oncegate config default` prints"));
+        assert!(hint(directory.path().to_owned()).contains("hint: name the file in it"));
+        std::fs::write(directory.path().join("file"), "").unwrap();
+        let behind = hint(directory.path().join("file/gate.toml"));
+        assert!(behind.contains("hint: the user that runs oncegate must be able to read it"), "{behind}");
+    }
 
     #[test]
     fn what_a_platform_sets_is_told_from_settings() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::config::declare::Shown::{Example, Required};
 use crate::config::declare::{Inner, Keys as _, keys};
-use crate::config::kinds::{Kind, number, time_of, words};
+use crate::config::kinds::{Kind, required_number, time_of, words};
 use crate::config::node::{Node, Table, Wrong};
 use crate::idempotency::quota::{Quota, QuotaBy};
 
@@ -20,7 +20,7 @@ keys! {
     pub(super) struct Keys "quota" {
         /// How many new keys a caller may claim in a window, all at once or one by one. Each comes back after its share of
         /// the window.
-        new_keys: Option<u32> = None => number(1..=1_000_000).optional(), Required("1000");
+        new_keys: Option<u32> = None => required_number(1..=1_000_000).optional(), Required("1000");
         /// The window, from "1s" to "31d".
         per: Option<Duration> = None => time_of(SECOND..=MONTH).optional(), Required("\"1m\"");
         /// Who is one caller: "scope" is all requests with the same scope, "client-ip" an address (an IPv6 /64), "route" everybody

@@ -42,17 +42,7 @@ pub(super) fn key_files() -> Kind<Vec<KeyFile>> {
         |entry| Some(KeyFile { id: entry.id?, file: entry.file? }),
         |key| Entry { id: Some(key.id.clone()), file: Some(key.file.clone()) },
     );
-    list(entry).map(distinct, Clone::clone).with_inner(|| Inner::List(Entry::SECTION))
-}
-
-fn distinct(keys: Vec<KeyFile>) -> Result<Vec<KeyFile>, Wrong> {
-    let twice = keys.iter().enumerate().find(|(place, key)| keys[..*place].iter().any(|other| other.id == key.id));
-    match twice {
-        Some((_, key)) => {
-            Err(Wrong::new(format!("two keys have the id `{}`", key.id)).hint("give each an id of its own"))
-        }
-        None => Ok(keys),
-    }
+    list(entry).with_inner(|| Inner::List(Entry::SECTION))
 }
 
 fn id(node: &Node<'_>) -> Result<String, Wrong> {
@@ -72,7 +62,11 @@ pub(super) fn read(table: &Table<'_>, files: &[KeyFile]) -> Vec<SealingKey> {
     }
     let entries = table.tables("encryption_keys", Entry::SECTION).unwrap_or_default();
     let mut keys: Vec<SealingKey> = Vec::new();
-    for (entry, KeyFile { id, file }) in entries.iter().zip(files) {
+    for (place, (entry, KeyFile { id, file })) in entries.iter().zip(files).enumerate() {
+        // Its file may be wrong as well.
+        if files[..place].iter().any(|other| other.id == *id) {
+            entry.report("id", Wrong::new(format!("two keys have the id `{id}`")).hint("give each an id of its own"));
+        }
         let key = entry.read_file("file", Some(file), |path| {
             let key = SealingKey::new(id.as_str().into(), &read_key(path)?);
             match keys.iter().find(|other| other.is_same_key(&key)) {
