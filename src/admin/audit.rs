@@ -190,7 +190,12 @@ impl State {
         let store = &**self.opened()?;
         self.audit_writer().write(store, Some(asker), deed, outcome).await.map_err(|error| {
             tracing::warn!(%error, action = deed.action().as_str(), "an audit entry cannot be written: nothing is done");
-            Kind::StoreUnavailable.because("the store did not take the audit entry; nothing was done")
+            Kind::StoreUnavailable.because(match deed {
+                AuditEvent::Reload => {
+                    "the store did not take the audit entry; nothing was done. A reload needs the store; the gate goes on as it is"
+                }
+                _ => "the store did not take the audit entry; nothing was done",
+            })
         })
     }
 }

@@ -25,6 +25,9 @@ pub enum ReloadReport {
         routes: usize,
         /// The keys that changed too, and that only a start sets.
         needs_restart: Vec<String>,
+        /// What to know of it.
+        #[serde(default)]
+        warnings: Vec<String>,
     },
     /// Nothing changed.
     Refused {

@@ -44,13 +44,14 @@ pub(super) fn run(args: MigrateArgs) -> anyhow::Result<ExitCode> {
         return move_between(args);
     }
     let flags = Flags { store: args.store, ..Flags::default() };
-    let store = match load_store(Sources::of_process(args.file.config, flags)) {
-        Ok(store) => store,
+    let (store, places) = match load_store(Sources::of_process(args.file.config, flags)) {
+        Ok(loaded) => loaded,
         Err(problems) => {
             complain(&report(&problems, file.as_deref()));
             return Ok(ExitCode::from(BAD_CONFIGURATION));
         }
     };
+    let source = places.url();
     let said = match &store {
         Store::Memory => "store memory: nothing to migrate\n".to_owned(),
         Store::Sqlite { path } => {
@@ -60,11 +61,11 @@ pub(super) fn run(args: MigrateArgs) -> anyhow::Result<ExitCode> {
         Store::Postgres(store) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let said = runtime.block_on(postgres(store, args.dry_run));
-            said.map_err(|error| explained(&store.servers(), &error))?
+            said.map_err(|error| explained(&source, &store.servers(), &error))?
         }
         Store::Databases(databases) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(list(databases, args.dry_run))?
+            runtime.block_on(list(databases, &source, args.dry_run))?
         }
     };
     print(&said)?;
@@ -82,18 +83,18 @@ async fn postgres(store: &Postgres, is_dry: bool) -> Result<String, OpenError> {
 }
 
 /// Prepares each database of a list, and makes them one store.
-async fn list(databases: &[Postgres], is_dry: bool) -> anyhow::Result<String> {
+async fn list(databases: &[Postgres], source: &str, is_dry: bool) -> anyhow::Result<String> {
     let names: Vec<String> = databases.iter().map(Postgres::servers).collect();
     let mut said = String::new();
     for (database, name) in databases.iter().zip(&names) {
-        let one = postgres(database, is_dry).await.map_err(|error| explained(name, &error))?;
+        let one = postgres(database, is_dry).await.map_err(|error| explained(source, name, &error))?;
         let _ = if is_dry { write!(said, "-- {name}\n{one}\n") } else { write!(said, "{name}: {one}") };
     }
     if is_dry {
         return Ok(said + "-- Without --dry-run, the databases become one store then, which a script cannot do.\n");
     }
     let settings: Vec<Settings> = databases.iter().map(|database| database.settings.clone()).collect();
-    let is_new = join(&names, &settings).await.map_err(|error| explained(&names.join(" and "), &error))?;
+    let is_new = join(&names, &settings).await.map_err(|error| explained(source, &names.join(" and "), &error))?;
     let count = databases.len();
     Ok(said
         + &if is_new {
@@ -110,8 +111,8 @@ fn move_between(args: MigrateArgs) -> anyhow::Result<ExitCode> {
     for urls in [args.from, args.to] {
         let flags = Flags { store: urls, ..Flags::default() };
         match load_store(Sources::of_process(file.clone(), flags)) {
-            Ok(Store::Postgres(database)) => lists.push(vec![*database]),
-            Ok(Store::Databases(databases)) => lists.push(databases),
+            Ok((Store::Postgres(database), _)) => lists.push(vec![*database]),
+            Ok((Store::Databases(databases), _)) => lists.push(databases),
             Ok(_) => bail!("--from and --to name PostgreSQL databases\n  hint: write postgres://USER@HOST/DATABASE"),
             Err(problems) => {
                 complain(&report(&problems, file.as_deref()));
@@ -123,8 +124,11 @@ fn move_between(args: MigrateArgs) -> anyhow::Result<ExitCode> {
     let [from, to] = [0, 1].map(|list: usize| lists[list].iter().map(named).collect::<Vec<_>>());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        for (name, settings) in from.iter().chain(&to) {
-            migrate(settings).await.map_err(|error| explained(name, &error))?;
+        let flagged =
+            |flag: &'static str, list: &[(String, Settings)]| list.iter().map(move |one| (flag, one.clone())).collect();
+        let all: [Vec<_>; 2] = [flagged("--from", &from), flagged("--to", &to)];
+        for (flag, (name, settings)) in all.iter().flatten() {
+            migrate(settings).await.map_err(|error| explained(flag, name, &error))?;
         }
         let mut say = |said: String| {
             // What cannot be said is done all the same.
@@ -153,11 +157,11 @@ fn script(pending: &[Migration]) -> String {
     script + "\nCOMMIT;\n"
 }
 
-/// The error with where it happened and, where it does not say so itself, what to do.
-fn explained(servers: &str, error: &OpenError) -> anyhow::Error {
+/// The error with where it happened, what named that and, where it does not say so itself, what to do.
+fn explained(source: &str, servers: &str, error: &OpenError) -> anyhow::Error {
     let hint = match error {
         OpenError::Unreachable(_) => {
-            "\n  hint: see that the server runs and that host and port in [store] url are right, and try again"
+            "\n  hint: see that the server runs and that its host and port are right, and try again"
         }
         OpenError::Denied(_) => {
             "\n  hint: run it as a role that may create the schema (GRANT CREATE ON DATABASE ... TO ...), or as the \
@@ -165,5 +169,5 @@ fn explained(servers: &str, error: &OpenError) -> anyhow::Error {
         }
         _ => "",
     };
-    anyhow!("[store] url: {servers}: {error}{hint}")
+    anyhow!("{source}: {servers}: {error}{hint}")
 }

@@ -55,10 +55,13 @@ pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
         bail!(client.refusal(status, &body));
     }
     match serde_json::from_slice(&body).context("what answers there is not oncegate's admin listener")? {
-        ReloadReport::Reloaded { routes, needs_restart } => {
+        ReloadReport::Reloaded { routes, needs_restart, warnings } => {
             print(&format!("reloaded; routes: {routes}\n"))?;
             if !needs_restart.is_empty() {
                 complain(&format!("oncegate: restart the gate to apply {}", needs_restart.join(", ")));
+            }
+            for warning in warnings {
+                complain(&format!("oncegate: warning: {warning}"));
             }
             Ok(ExitCode::SUCCESS)
         }

@@ -46,6 +46,7 @@ pub(super) mod durability;
 mod files;
 mod listening;
 mod logging;
+pub(super) mod missing_keys;
 mod notices;
 mod opening;
 mod reloading;
@@ -243,7 +244,7 @@ impl Serving {
         let admin_stop = watch::Sender::new(false);
         let admin_task = tokio::spawn(admin::serve(listener, Arc::clone(&admin_state), admin_stop.subscribe()));
 
-        let Some(mut opened) = opening::open(&config.store, &readiness, &metrics, signals).await? else {
+        let Some(mut opened) = opening::open(&config, &readiness, &metrics, signals).await? else {
             return Ok(None);
         };
         let is_shared = opened.is_shared;
@@ -252,7 +253,7 @@ impl Serving {
         let written = Written::of(&config);
         let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
         let lost = std::mem::take(&mut opened.lost);
-        let Remembering { store, cached, resealer } = caching::before(opened, &config, keyring, &metrics)?;
+        let Remembering { store, cached, resealer, finder } = caching::before(opened, &config, keyring, &metrics)?;
         metrics.leases_expired(lost.len());
         worker::report_lost(&*store, &lost).await;
         if config.router.routes().iter().any(|route| route.policy.quota.is_some()) {
@@ -339,6 +340,7 @@ impl Serving {
         }
         readiness.set(Phase::Ready);
         notices.ready();
+        tokio::spawn(missing_keys::warn_at_start(finder));
         Ok(Some(Self {
             addresses,
             admin: admin_address,

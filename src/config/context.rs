@@ -70,12 +70,17 @@ impl Context {
     /// Notes what is wrong with the value of a key. Something that is missing from a file altogether is reported where the
     /// file begins: each problem has a line.
     pub(super) fn report(&self, place: Place, path: &Path, wrong: Wrong) {
-        let place = match (place, &self.file) {
+        let problem =
+            Problem { place: self.with_line(place), key: path.to_string(), message: wrong.message, hint: wrong.hint };
+        self.problems.borrow_mut().push(problem);
+    }
+
+    /// A place with a line, also where something is missing from the file altogether.
+    pub(super) fn with_line(&self, place: Place) -> Place {
+        match (place, &self.file) {
             (Place::File(file, None), Some((_, lines))) => Place::File(file, Some(file::first(lines))),
             (place, _) => place,
-        };
-        let problem = Problem { place, key: path.to_string(), message: wrong.message, hint: wrong.hint };
-        self.problems.borrow_mut().push(problem);
+        }
     }
 
     /// Notes what is better known of a key.

@@ -68,7 +68,7 @@ pub use annotated::annotated;
 pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
-pub use store::{Postgres, Redis, Store};
+pub use store::{Postgres, Redis, Store, StorePlaces};
 pub use tls::{ServerTrust, client as client_tls, reread as reread_tls};
 pub use units::show_duration;
 
@@ -81,6 +81,8 @@ pub struct Resolved {
     pub admin: admin::Settings,
     /// `[store] url`
     pub store: Store,
+    /// Where the keys of `[store]` stand that records are found by.
+    pub store_places: StorePlaces,
     /// `[store] cache`: only in front of PostgreSQL.
     pub cache: Option<Redis>,
     /// `[store] cache_max_age`. Zero: nothing is remembered of what others write too. Never with a cache.
@@ -126,12 +128,12 @@ pub fn load_text(file: PathBuf, text: &str) -> Result<Resolved, Problems> {
     resolve(layers::only(file, text)?)
 }
 
-/// Reads `[store]` alone, for what is done to a store and not to requests: whatever else is missing or wrong.
-pub fn load_store(sources: Sources) -> Result<Store, Problems> {
+/// Reads `[store] url` alone and where it stands, for what is done to a store and not to requests: whatever else is missing or wrong.
+pub fn load_store(sources: Sources) -> Result<(Store, StorePlaces), Problems> {
     let context = layers::merge(sources)?;
-    let store = store::read(&Table::open(context.root(), keys::ROOT)).url;
+    let store = store::read(&Table::open(context.root(), keys::ROOT));
     context.finish()?;
-    Ok(store)
+    Ok((store.url, store.places))
 }
 
 /// Reads `[admin]` alone, for commands that ask a running gate: whatever else is missing or wrong.
@@ -189,6 +191,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         server,
         admin,
         store: store.url,
+        store_places: store.places,
         cache: store.cache,
         cache_max_age: store.keys.cache_max_age,
         cache_max_bytes: store.keys.cache_max_bytes,

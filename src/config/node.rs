@@ -267,6 +267,21 @@ impl<'a> Table<'a> {
         }
     }
 
+    /// Where a key stands, or would be missed.
+    pub(super) fn place_of(&self, key: &str) -> Place {
+        match (self.get(key), self.node.place()) {
+            (Some(node), _) => node.place(),
+            // A variable that sets another key of the table has nothing to do with it.
+            (None, Place::Environment(_)) => self.node.context.root().place(),
+            (None, place) => place,
+        }
+    }
+
+    /// The same with a line, also where the table is not in the file.
+    pub(super) fn place_with_line(&self, key: &str) -> Place {
+        self.node.context.with_line(self.place_of(key))
+    }
+
     /// Notes which of these keys are missing, each with a hint; `what` the table is.
     pub(super) fn require(&self, what: &str, keys: &[(&str, &str)]) {
         for (key, hint) in keys.iter().filter(|(key, _)| self.get(key).is_none()) {
@@ -276,12 +291,7 @@ impl<'a> Table<'a> {
 
     /// Notes what is better known of a key.
     pub(super) fn advise(&self, key: &str, message: String) {
-        let place = match (self.get(key), self.node.place()) {
-            (Some(node), _) => node.place(),
-            // A variable that sets another key of the table has nothing to do with it.
-            (None, Place::Environment(_)) => self.node.context.root().place(),
-            (None, place) => place,
-        };
+        let place = self.place_of(key);
         self.node.context.advise(place, &self.node.path.key(key), message);
     }
 

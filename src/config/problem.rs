@@ -52,7 +52,8 @@ pub struct Advice {
 
 impl Problems {
     /// Sorts what was found by place, and drops what was said twice.
-    pub(super) fn new(mut found: Vec<Problem>) -> Self {
+    #[must_use]
+    pub fn new(mut found: Vec<Problem>) -> Self {
         found.sort();
         found.dedup();
         Self { found, log_format: Format::Text }

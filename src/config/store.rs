@@ -19,10 +19,12 @@ use crate::store::sealed::SealingKey;
 mod cache;
 mod encryption;
 pub(super) mod location;
+mod places;
 mod postgres;
 mod redis;
 mod sealing;
 
+pub use places::StorePlaces;
 pub use postgres::Postgres;
 pub use redis::Redis;
 
@@ -106,6 +108,8 @@ keys! {
 
 /// What `[store]` comes to.
 pub(super) struct Section {
+    /// Where its keys stand.
+    pub(super) places: StorePlaces,
     /// `url`
     pub url: Store,
     /// `cache`
@@ -188,7 +192,7 @@ pub(super) fn read(root: &Table<'_>) -> Section {
     let id_secret = table.read_file("id_secret_file", keys.id_secret_file.as_deref(), secret);
     let other_id_secrets = other_secrets(&table, &keys.other_id_secret_files, id_secret.as_ref());
     let sealing = sealing::read(&table, &keys.encryption_keys);
-    Section { url, cache, id_secret, other_id_secrets, sealing, keys }
+    Section { url, cache, id_secret, other_id_secrets, sealing, places: StorePlaces::of(&table), keys }
 }
 
 /// Reads the name of a service, a namespace or a route.

@@ -193,7 +193,7 @@ fn serve_ends_where_it_is_not_let_in() {
     for (url, environment, told) in [
         (server.url("gate:wr0ng", ""), None, "password authentication failed"),
         (server.url("gate", ""), Some("wr0ng"), "password authentication failed"),
-        (server.url("gate", ""), None, "password missing"),
+        (server.url("gate", ""), None, "no password is given"),
         (server.url("gate:wr0ng", &format!("sslrootcert={wrong_root}")), None, "invalid peer certificate"),
     ] {
         let mut plan = Gate::before(&upstream).arg("--store").arg(&url);

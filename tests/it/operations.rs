@@ -88,7 +88,9 @@ fn reload_waits_for_what_comes_of_it() {
     assert!(error.ends_with("1 problem: not reloaded, the gate goes on with the former configuration\n"), "{error}");
     std::fs::write(&path, good.replace("[store]", "[store]\nservice = \"another\"")).expect("written");
     let (status, _, error) = reload();
-    assert!(status == 1 && error.contains("store.service cannot change"), "{status} {error}");
+    let line = good.lines().position(|line| line.trim() == "[store]").expect("a table") + 2;
+    let place = format!("oncegate.toml:{line}: store.service: cannot change");
+    assert!(status == 78 && error.contains(&place) && error.contains("hint: restart"), "{status} {error}");
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
 }
 

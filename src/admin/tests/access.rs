@@ -160,7 +160,8 @@ async fn a_change_names_who_made_it() {
     let (sender, mut reloads) = tokio::sync::mpsc::channel::<crate::admin::ReloadRequest>(1);
     admin.state.set_reloads(sender);
     let reloading = tokio::spawn(async move {
-        let report = crate::admin::ReloadReport::Reloaded { routes: 1, needs_restart: Vec::new() };
+        let report =
+            crate::admin::ReloadReport::Reloaded { routes: 1, needs_restart: Vec::new(), warnings: Vec::new() };
         reloads.recv().await.unwrap().send(report).unwrap();
     });
     assert_eq!(ask(&admin, "POST /api/v1/reload", OPS, "{}").await.status, 200);

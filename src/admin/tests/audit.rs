@@ -58,7 +58,10 @@ async fn each_deed_has_an_entry_that_says_what_who_when_and_why() {
     let remove = format!("DELETE /api/v1/records/{removed}?reason=twice");
     assert_eq!(ask(&admin, &remove, OPS, "").await.status, 204);
     let refused = ReloadReport::Refused { detail: "secret-in-a-file".into(), problems: Vec::new() };
-    reloads(&admin, vec![ReloadReport::Reloaded { routes: 1, needs_restart: Vec::new() }, refused]);
+    reloads(
+        &admin,
+        vec![ReloadReport::Reloaded { routes: 1, needs_restart: Vec::new(), warnings: Vec::new() }, refused],
+    );
     assert_eq!(ask(&admin, "POST /api/v1/reload", OPS, "{}").await.status, 200);
     assert_eq!(ask(&admin, "POST /api/v1/reload", OPS, "{}").await.status, 422);
 

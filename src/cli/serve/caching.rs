@@ -20,6 +20,8 @@ pub(super) struct Remembering {
     pub(super) cached: Arc<Cached>,
     /// Looks after the keys of the store, where there are any.
     pub(super) resealer: Option<Arc<Resealer>>,
+    /// The same, or one without keys: it finds the records that need a key.
+    pub(super) finder: Arc<Resealer>,
 }
 
 /// Puts the memory of this process before a store, and the cache that gates share where there is one. Store and cache get
@@ -51,15 +53,18 @@ pub(super) fn before(
         }
         _ => None,
     };
-    let store = opened.store;
-    let (store, resealer): (Arc<dyn Store>, _) = match keys {
+    let (store, service) = (opened.store, Arc::clone(&config.gate.service));
+    let (store, resealer, finder): (Arc<dyn Store>, _, _) = match keys {
         Some(keys) => {
-            let sealed = Sealed::new(store, keys, Arc::clone(&config.gate.service), metrics.unsealed());
+            let sealed = Sealed::new(store, keys, service, metrics.unsealed());
             let resealer = sealed.resealer();
-            (Arc::new(sealed), Some(resealer))
+            (Arc::new(sealed), Some(Arc::clone(&resealer)), resealer)
         }
-        None => (store, None),
+        None => {
+            let finder = Resealer::new(Arc::clone(&store), Arc::new(Keyring::new(Vec::new())), service);
+            (store, None, Arc::new(finder))
+        }
     };
     let cached = Arc::new(Cached::new(store, &settings, shared, metrics.cache()));
-    Ok(Remembering { store: Arc::clone(&cached) as Arc<dyn Store>, cached, resealer })
+    Ok(Remembering { store: Arc::clone(&cached) as Arc<dyn Store>, cached, resealer, finder })
 }

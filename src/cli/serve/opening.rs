@@ -11,7 +11,7 @@ use super::Signals;
 use super::durability::Durability;
 use crate::admin::{Phase, Readiness};
 use crate::cli::databases::{self, Spread};
-use crate::config::{self, Store as StoreSettings};
+use crate::config::{self, Resolved, Store as StoreSettings};
 use crate::idempotency::record::RecordId;
 use crate::store::metered::Metered;
 use crate::store::postgres::{self, OpenError, Postgres};
@@ -44,22 +44,26 @@ pub(super) struct Opened {
     pub(super) durability: Durability,
 }
 
-/// Opens the store; nothing if the process was stopped while it waited.
+/// Opens the store that is configured; nothing if the process was stopped while it waited.
 pub(super) async fn open(
-    settings: &StoreSettings,
+    config: &Resolved,
     readiness: &Readiness,
     metrics: &Metrics,
     signals: &mut Signals,
 ) -> anyhow::Result<Option<Opened>> {
+    let (settings, source) = (&config.store, config.store_places.url());
+    let named = || source.clone();
     let mut opened = match settings {
         StoreSettings::Memory => {
             let (store, durability) = (Arc::new(Memory::new()), Durability::memory());
             Some(Opened { store, is_shared: false, bound_to: None, lost: Vec::new(), durability })
         }
-        StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await?,
-        StoreSettings::Postgres(settings) => open_postgres(settings, readiness, signals).await?,
-        StoreSettings::Databases(settings) => open_databases(settings, readiness, metrics, signals).await?,
-        StoreSettings::Redis(settings) => open_redis(settings, readiness, signals).await?,
+        StoreSettings::Sqlite { path } => open_sqlite(path, &source, readiness, signals).await?,
+        StoreSettings::Postgres(settings) => open_postgres(settings, readiness, signals).await.with_context(named)?,
+        StoreSettings::Databases(settings) => {
+            open_databases(settings, readiness, metrics, signals).await.with_context(named)?
+        }
+        StoreSettings::Redis(settings) => open_redis(settings, readiness, signals).await.with_context(named)?,
     };
     // Each of several databases has its own meter.
     if let (Some(opened), Some(name)) = (&mut opened, only_database(settings)) {
@@ -94,8 +98,13 @@ fn metered(store: Arc<dyn Store>, metrics: &Metrics) -> Metered {
     metered
 }
 
-async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<Opened>> {
-    let path = std::path::absolute(path).with_context(|| format!("[store] url: {}", path.display()))?;
+async fn open_sqlite(
+    path: &Path,
+    source: &str,
+    readiness: &Readiness,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<Opened>> {
+    let path = std::path::absolute(path).with_context(|| format!("{source}: {}", path.display()))?;
     let mut poll = interval(FULL_POLL);
     let store = loop {
         tokio::select! {
@@ -220,7 +229,7 @@ async fn reach<S, E: std::error::Error + Send + Sync + 'static>(
                     tracing::warn!(%servers, %error, "waiting for {what}; trying again every second");
                 }
             }
-            Err(error) => return Err(error).with_context(|| format!("[store] url: {servers}")),
+            Err(error) => return Err(error).with_context(|| servers.to_owned()),
         }
     }
 }

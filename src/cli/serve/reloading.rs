@@ -13,11 +13,11 @@ use toml_edit::DocumentMut;
 
 use super::adopting::{self, Refused};
 use super::listening::admin_is_guarded;
-use super::{Serving, admin_routes, files};
+use super::{Serving, admin_routes, files, missing_keys};
 use crate::admin::{Begun, Outcome, ReloadProblem, ReloadReport};
 use crate::cli::describe;
 use crate::cli::identity_changes::Written;
-use crate::config::{self, Problems, Resolved, Sources, Store as StoreSettings};
+use crate::config::{self, Problem, Problems, Resolved, Sources, Store as StoreSettings};
 use crate::consumers;
 use crate::gate::Secret;
 use crate::http::server;
@@ -179,11 +179,15 @@ impl Serving {
         let asked = StartSettings::of(&config);
         let changes = self.start_settings.identity_changes(&asked);
         if !changes.is_empty() {
-            bail!(
-                "{} cannot change while the gate serves: its records would be looked for elsewhere, or by other ids\n  \
-                 hint: restart the process, or restore the former settings",
-                changes.join(", ")
-            );
+            let each = changes.into_iter().map(|key| Problem {
+                place: config.store_places.of_key(key),
+                key: key.to_owned(),
+                message:
+                    "cannot change while the gate serves: its records would be looked for elsewhere, or by other ids"
+                        .to_owned(),
+                hint: Some("restart the process, or restore the former value".to_owned()),
+            });
+            bail!(Problems::new(each.collect()));
         }
         // Its address stays, whatever the configuration says now.
         admin_is_guarded(self.admin, &config.admin)?;
@@ -230,8 +234,10 @@ impl Serving {
             return Err(error);
         }
 
+        let mut removed = Vec::new();
         if let Some(resealer) = self.resealer.as_ref().filter(|_| !config.sealing.is_empty()) {
-            if resealer.keys().replace(config.sealing) {
+            removed = resealer.keys().replace(config.sealing);
+            if !removed.is_empty() {
                 // What it sealed is unreadable from now on, also where it was read before.
                 self.cached.forget_all();
             }
@@ -269,7 +275,11 @@ impl Serving {
             self.summary = summary;
         }
         let needs_restart = changes.into_iter().map(str::to_owned).collect();
-        Ok(ReloadReport::Reloaded { routes: count, needs_restart })
+        let warning = match self.resealer.as_ref().filter(|_| !removed.is_empty()) {
+            Some(resealer) => missing_keys::warn_at_reload(resealer, &removed).await,
+            None => None,
+        };
+        Ok(ReloadReport::Reloaded { routes: count, needs_restart, warnings: warning.into_iter().collect() })
     }
 }
 

@@ -184,15 +184,28 @@ fn a_far_server_that_proves_nothing_is_advised_against() {
 }
 
 #[test]
+fn keys_of_the_store_have_places() {
+    let resolved = loaded("url = \"postgres://u@h/d\"", &[("ONCEGATE_STORE__SERVICE", "shop")]).unwrap();
+    let line = |key: &str| resolved.store_places.of_key(key).to_string();
+    assert!(line("store.url").ends_with("gate.toml:4"), "{}", line("store.url"));
+    assert!(line("store.id_secret_file").ends_with("gate.toml:1"), "{}", line("store.id_secret_file"));
+    assert_eq!(line("store.service"), "ONCEGATE_STORE__SERVICE");
+    assert_eq!(resolved.store_places.url(), "[store] url");
+    let flags = Flags { store: vec!["memory:".to_owned()], ..Flags::default() };
+    let (_, places) = load_store(Sources { flags, ..Sources::default() }).unwrap();
+    assert_eq!(places.url(), "--store");
+}
+
+#[test]
 fn a_store_is_read_alone() {
     let store = |url: &str| {
         let flags = Flags { store: vec![url.to_owned()], ..Flags::default() };
         load_store(Sources { flags, ..Sources::default() })
     };
     // No upstream, which a gate needs.
-    assert!(matches!(store("postgres://u@h/d"), Ok(Store::Postgres(_))));
-    assert!(matches!(store("memory:"), Ok(Store::Memory)));
-    assert!(matches!(load_store(Sources::default()), Ok(Store::Sqlite { .. })));
+    assert!(matches!(store("postgres://u@h/d"), Ok((Store::Postgres(_), _))));
+    assert!(matches!(store("memory:"), Ok((Store::Memory, _))));
+    assert!(matches!(load_store(Sources::default()), Ok((Store::Sqlite { .. }, _))));
     let problems = store("postgres://u@h/d?sslmode=never").map(|_| ()).unwrap_err().to_string();
     assert!(problems.starts_with("--store: store.url: `sslmode` is "), "{problems}");
 }

@@ -17,14 +17,14 @@ pub enum OpenError {
     Unreachable(String),
     /// The server does not let this user in.
     #[error(
-        "the database refuses the login: {0}; see the user and the password in [store] url, password_file or PGPASSWORD"
+        "the database refuses the login: {0}; see the user and the password in its URL, password_file or PGPASSWORD"
     )]
     Refused(String),
     /// The database is not there.
-    #[error("{0}; create it, or name another one in [store] url")]
+    #[error("{0}; create it, or name another one in the URL")]
     NoDatabase(String),
     /// The TLS requirements of the client and the server do not match.
-    #[error("the TLS requirements were not met: {0}; see sslmode in [store] url")]
+    #[error("the TLS requirements were not met: {0}; see sslmode in its URL")]
     Tls(String),
     /// The schema is not there.
     #[error("the database has no schema `oncegate` (or this user may not see it): run `oncegate migrate` first")]
@@ -158,7 +158,11 @@ impl OpenError {
             _ if is_refused => Self::Tls(message),
             // A server that goes away in the middle of it is away; it said no, or there is nothing to agree on.
             "error performing TLS handshake" if source.is_none() => Self::Tls(message),
-            // The server wants a password and there is none, or it did not prove that it knows it.
+            // The server wants a password and there is none.
+            "invalid configuration" if message.contains("password missing") => {
+                Self::Refused("no password is given".to_owned())
+            }
+            // Or it did not prove that it knows it.
             "invalid configuration" | "authentication error" => Self::Refused(message),
             _ => Self::Unreachable(message),
         }

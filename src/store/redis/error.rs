@@ -15,10 +15,10 @@ pub enum OpenError {
     #[error("Redis cannot be reached: {0}")]
     Unreachable(String),
     /// It does not let this user in, or denies a right that the store needs.
-    #[error("Redis refuses: {0}; see the user and the password in [store] url or password_file")]
+    #[error("Redis refuses: {0}; see the user and the password in its URL or password_file")]
     Refused(String),
     /// One of both sides does not trust the other's certificate, or they agree on no encryption.
-    #[error("the TLS requirements were not met: {0}; see cacert, cert and key in [store] url")]
+    #[error("the TLS requirements were not met: {0}; see cacert, cert and key in its URL")]
     Tls(String),
     /// It is older than the oldest supported version.
     #[error("Redis {0} is too old: it is to be 6.2 or later")]

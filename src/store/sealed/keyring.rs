@@ -235,11 +235,18 @@ impl Keyring {
         Self { keys: ArcSwap::from_pointee(keys), strict: ArcSwap::default() }
     }
 
-    /// From now on these count. Returns whether one that counted is not among them.
-    pub fn replace(&self, keys: Vec<SealingKey>) -> bool {
+    /// From now on these count. Returns the ids of those that counted and are not among them.
+    pub fn replace(&self, keys: Vec<SealingKey>) -> Vec<Arc<str>> {
         let keys = Arc::new(keys);
         let former = self.keys.swap(Arc::clone(&keys));
-        !former.iter().all(|key| keys.iter().any(|other| key.is_same_key(other)))
+        let gone = former.iter().filter(|key| !keys.iter().any(|other| key.is_same_key(other)));
+        gone.map(|key| Arc::clone(&key.id)).collect()
+    }
+
+    /// The id of each key.
+    #[must_use]
+    pub fn ids(&self) -> Vec<Arc<str>> {
+        self.keys.load().iter().map(|key| Arc::clone(&key.id)).collect()
     }
 
     /// From now on the heads of these origins are strict, and no plain head is read if there are any.
@@ -286,7 +293,7 @@ impl Keyring {
     #[must_use]
     pub fn open_too(self: &Arc<Self>, keys: &[SealingKey]) -> OpeningToo {
         let former = self.keys.load_full();
-        let _ = self.replace(former.iter().chain(keys).cloned().collect());
+        self.replace(former.iter().chain(keys).cloned().collect());
         OpeningToo { ring: Arc::clone(self), former }
     }
 

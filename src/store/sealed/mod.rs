@@ -7,6 +7,7 @@ mod audit;
 mod cache;
 mod deliveries;
 pub mod keyring;
+mod locked;
 mod resealer;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tokio::sync::broadcast;
 pub use self::cache::SealedCache;
 pub use self::keyring::{Keyring, SealingKey, UnsealError};
 use self::keyring::{Part, Sealing};
+pub use self::locked::{Locked, Pace};
 pub use self::resealer::{CountByKey, Resealed, Resealer};
 use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,

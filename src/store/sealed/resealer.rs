@@ -88,6 +88,21 @@ impl Resealer {
         &self.keys
     }
 
+    /// Whose records it seals anew.
+    pub(super) fn service(&self) -> &Arc<str> {
+        &self.service
+    }
+
+    /// The store beneath what seals.
+    pub(super) fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    /// How many records are looked at together.
+    pub(super) fn chunk(&self) -> usize {
+        self.chunk
+    }
+
     fn resealing(&self) -> Result<&dyn Resealing, Error> {
         self.store.resealing().ok_or_else(|| Error::determinate(ErrorKind::Other, "this store cannot be resealed"))
     }
@@ -333,7 +348,7 @@ mod tests {
     use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
     use crate::store::sealed::UnsealError;
-    use crate::store::sealed::{Sealed, SealingKey};
+    use crate::store::sealed::{Pace, Sealed, SealingKey};
     use crate::store::{Claim, End, Expiry, NewRecord, Settled};
 
     const HOUR: Duration = Duration::from_secs(3600);
@@ -455,6 +470,27 @@ mod tests {
         }
         gate.keys.replace(vec![key(4)]);
         assert_eq!(gate.resealer.reseal(None, HOUR).await.unwrap().unopened, 250);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn live_records_of_the_service_that_lack_their_key_are_found() {
+        let gate = Gate::new().await;
+        for number in 1..=150 {
+            gate.claim(&gate.sealed, number).await;
+        }
+        gate.claim_of("other", &gate.sealed, 200).await;
+        gate.claim(&*gate.memory, 201).await;
+        let found = async |patience, pauses| {
+            let locked = gate.resealer.look_for_locked(Pace { patience, pauses }).await.unwrap();
+            (locked.count(), locked.is_partial)
+        };
+        assert_eq!(found(HOUR, false).await, (0, false));
+        assert_eq!(gate.keys.replace(vec![key(2)]), [Arc::<str>::from("key-1")]);
+        for pauses in [false, true] {
+            assert_eq!(found(HOUR, pauses).await, (150, false));
+        }
+        let (count, is_partial) = found(Duration::ZERO, false).await;
+        assert!(count <= 100 && is_partial, "{count}");
     }
 
     #[tokio::test(start_paused = true)]

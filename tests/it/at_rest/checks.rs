@@ -1,12 +1,14 @@
 //! What `oncegate check --store` says of encrypted records.
 
+use std::process::Command;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use super::{is_refused, numbered, with_keys};
 use crate::reload::reload;
 use crate::support::store::kind;
-use crate::support::{Gate, Reply, Request, Signal, Upstream};
+use crate::support::{Gate, Reply, Request, Signal, Upstream, eventually};
 
 /// The key of an answer may be a later one than that of its record.
 #[test]
@@ -28,6 +30,33 @@ fn an_answer_whose_key_is_missing_is_found_by_a_check() {
     for keys in [[1], [2]] {
         let said = checked(&keys, 78);
         assert!(said.contains("1 record is encrypted with a key that `store.encryption_keys` does not have"), "{said}");
+        assert!(!said.contains("ok, a start"), "{said}");
+    }
+}
+
+#[test]
+fn a_reload_and_a_start_warn_that_a_key_is_missing() {
+    const WARNING: &str = "1 record is encrypted with a key that `store.encryption_keys` does not have";
+    let upstream = numbered();
+    let plan = Gate::before(&upstream);
+    let gate = with_keys(&plan, &[1]).start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    // One that no record needs may go.
+    assert!(reload(&gate, &with_keys(&plan, &[1, 2])), "{}", gate.log());
+    assert!(reload(&gate, &with_keys(&plan, &[1])), "{}", gate.log());
+    with_keys(&plan, &[2]).config();
+    let told = Command::new(env!("CARGO_BIN_EXE_oncegate"))
+        .args(["reload", "--admin", &gate.admin.to_string()])
+        .output()
+        .expect("a run of oncegate");
+    let said = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(told.status.success() && said.contains(WARNING) && said.contains("the reload removed key-1"), "{said}");
+    assert_eq!(gate.log().matches(WARNING).count(), 1, "{}", gate.log());
+    gate.stop();
+    for keys in [&[2][..], &[]] {
+        let gate = with_keys(&plan, keys).start();
+        eventually("the warning", || gate.log().contains(WARNING).then_some(()));
+        gate.stop();
     }
 }
 
