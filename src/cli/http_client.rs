@@ -147,8 +147,15 @@ fn admin_address(text: &str) -> Result<String, String> {
     }
 }
 
-/// A refusal that names options of the command line where it names the parameters of a query that they become.
+/// A refusal that names options of the command line where it names the parameters or members that they become.
 fn in_options(refusal: &str) -> String {
+    // A change of many has its filter in the body.
+    if let Some((code, (name, rest))) =
+        refusal.split_once(": `").and_then(|(code, rest)| Some((code, rest.split_once('`')?)))
+        && rest.starts_with(" must be ")
+    {
+        return format!("{code}: --{}{rest}", name.replace('_', "-"));
+    }
     let mut parts = refusal.split("query parameter `");
     let mut said = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -365,7 +372,11 @@ mod tests {
                 "bad-request: query parameter `older_than` must be a duration",
                 "bad-request: --older-than must be a duration",
             ),
-            ("bad-request: `state` must be left out", "bad-request: `state` must be left out"),
+            ("bad-request: `scope` must be a part of a scope", "bad-request: --scope must be a part of a scope"),
+            (
+                "bad-request: `all` and `filter` do not go together",
+                "bad-request: `all` and `filter` do not go together",
+            ),
         ] {
             assert_eq!(in_options(refusal), said);
         }
