@@ -448,3 +448,26 @@ fn a_route_whose_upstream_is_slow_holds_up_no_other_and_a_reload_ends_its_round(
     eventually("the new path counts", || gate.states("slow-0").is_empty().then_some(()));
     assert!(asked(&upstream, "/old/") <= before + 1, "one question may have been under way");
 }
+
+#[test]
+fn another_upstream_than_that_of_the_attempt_is_not_asked() {
+    let upstream = forgetful(|_| Reply::status("404 Not Found", ""));
+    let other = forgetful(|_| Reply::status("404 Not Found", ""));
+    let plan = Gate::before(&upstream);
+    let to = |name: &str| {
+        plan.clone().routes(&format!(
+            "[upstreams.other]\nurl = \"{}\"\n[[routes]]\nname = \"all\"\npath = \"/{{*rest}}\"\nupstream = \"{name}\"\n\
+             recovery = {{ probe = \"/by-key/{{key}}\", after = \"0s\" }}\n",
+            other.url()
+        ))
+    };
+    let gate = to("app").start();
+    lost(&gate, "k-1");
+    assert!(reload(&gate, &to("other")));
+    let retry = || gate.post("/charges", "k-1", "{}");
+    retry().expect_problem(409, "outcome-unknown");
+    assert_eq!((other.seen().len(), count(&upstream, "POST")), (0, 1));
+    assert!(reload(&gate, &to("app")));
+    retry().expect(200, "executed");
+    assert_eq!((other.seen().len(), count(&upstream, "GET")), (0, 1));
+}

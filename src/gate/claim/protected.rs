@@ -233,7 +233,17 @@ impl ProtectedRequest {
             }
             Err(codec::Unreadable) => false,
         };
-        Ok(decide(now, self.policy(), &self.met(record, now), head.as_ref().ok(), self.proof.as_ref(), is_same))
+        let decision =
+            decide(now, self.policy(), &self.met(record, now), head.as_ref().ok(), self.proof.as_ref(), is_same);
+        let ran_elsewhere = |head: &codec::Head| !head.details().went_to(&self.upstream().settings().name);
+        Ok(match decision {
+            Decision::Probe if head.is_ok_and(|head| ran_elsewhere(&head)) => {
+                let (record, route) = (self.id, &*self.route.name);
+                tracing::warn!(%record, route, "the attempt went to another upstream than the route's: the probe is not asked");
+                Decision::Unknown
+            }
+            decision => decision,
+        })
     }
 
     /// What this request gets where it differs from another with its key; nothing where it is a retry of it.

@@ -28,6 +28,10 @@ use crate::telemetry::outcome::Code;
 /// The largest answer to a question, in bytes; one that is larger is none.
 const MAX_ANSWER: u64 = 1 << 20;
 
+/// Headers by which some frameworks take a request for one of another method, and one that asks for another kind of answer: a
+/// question is a GET, and reads.
+const OF_METHOD: [&str; 4] = ["x-http-method-override", "x-http-method", "x-method-override", "prefer"];
+
 /// The answer to a question.
 pub(super) struct Inquired {
     /// As a client would get it, and whole.
@@ -61,6 +65,7 @@ impl<'a> Question<'a> {
             text.starts_with("content-")
                 || text.starts_with("if-")
                 || [EXPECT, RANGE].contains(name)
+                || OF_METHOD.contains(&text)
                 || text == "digest"
                 || text == "repr-digest"
                 || keys.contains(&name) && !is_of_caller(name)

@@ -138,9 +138,12 @@ impl Gate {
         if !probe.is_due(record, &details, route.policy.unknown_ttl, now) || record.until <= now {
             return Ok(());
         }
+        let (state, upstream) = (&self.states[&route.name], &self.upstreams[route.upstream]);
+        if !details.went_to(&upstream.settings().name) {
+            return Ok(());
+        }
         // A record from before `every` was set has none.
         let Some(target) = details.key.as_ref().and_then(|key| probe.path.target(key, &id)) else { return Ok(()) };
-        let (state, upstream) = (&self.states[&route.name], &self.upstreams[route.upstream]);
         let Ok(attempt) = self.settings.tokens.next() else { return Ok(()) };
         let (store, lock_id) = (&self.shared.store, self.identifiers.first.probe_lock(id));
         let lock = lock_of(upstream, &probe.path, attempt, state.origin, head);

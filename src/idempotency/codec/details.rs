@@ -55,6 +55,13 @@ pub struct Details {
 }
 
 impl Details {
+    /// Whether the attempt went to the upstream of this name. Another one answers 404 about all that it never saw. An attempt that
+    /// names none may have gone anywhere.
+    #[must_use]
+    pub fn went_to(&self, upstream: &str) -> bool {
+        self.upstream.as_ref().is_none_or(|own| own == upstream)
+    }
+
     pub(super) fn encode(&self) -> Bytes {
         let mut out = Vec::with_capacity(64);
         let mut put = |what: u8, bytes: &[u8]| {
