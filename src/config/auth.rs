@@ -40,8 +40,8 @@ keys! {
         /// A file with a JSON Web Key Set (RFC 7517).
         jwks_file: Option<PathBuf> = None => file().optional(), Example("\"/etc/oncegate/jwks.json\"");
         /// Where a JSON Web Key Set is: an https URL; http to this machine alone. It is fetched at the start, when it is no
-        /// longer fresh (Cache-Control; after 5 minutes where that says nothing) and when a token names a key that is not in
-        /// it, at most once in 30 seconds. If that fails, the keys from before stay in force. Redirects are not followed, and
+        /// longer fresh (Cache-Control; after 5 minutes where that says nothing) and when none of its keys has signed a token,
+        /// at most once in 30 seconds. If that fails, the keys from before stay in force. Redirects are not followed, and
         /// the answer has at most 1 MiB.
         jwks_url: Option<Location> = None
             => text_as(URL, location, Location::shown).optional(),

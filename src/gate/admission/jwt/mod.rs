@@ -116,6 +116,8 @@ impl Weighter<[u8; 32], Verified> for Weight {
 pub(super) enum Unverified {
     /// For this reason, which is the token's.
     Token(&'static str),
+    /// For this reason: no key here has signed it. One that is published since may have.
+    Key(&'static str),
     /// No keys could be fetched so far.
     NoKeys,
 }
@@ -157,7 +159,7 @@ impl Verifier {
 
     /// The claims of a token.
     pub(super) async fn verify(&self, token: &[u8]) -> Result<Arc<TokenClaims>, Unverified> {
-        let (mut keys, mut generation) = self.current();
+        let (keys, mut generation) = self.current();
         let mut id = [0; 32];
         id.copy_from_slice(digest(&SHA256, token).as_ref());
         if let Some(known) = self.verified.get(&id) {
@@ -167,14 +169,18 @@ impl Verifier {
             self.verified.remove(&id);
         }
         let header = TokenHeader::read(token)?;
-        if let Keys::Url(remote) = &self.keys
-            && !keys.as_ref().is_some_and(|keys| keys.knows(header.key.as_deref()))
-        {
-            Arc::clone(remote).fetch_for_request().await;
-            (keys, generation) = self.current();
+        let verify = |keys: Option<Arc<KeySet>>| {
+            keys.ok_or(Unverified::NoKeys).and_then(|keys| self.settings.verify_with(&keys, token, &header))
+        };
+        let mut verified = verify(keys);
+        if let (Keys::Url(remote), Err(Unverified::Key(_) | Unverified::NoKeys)) = (&self.keys, &verified) {
+            remote.fetch_for_request().await;
+            let (keys, newest) = self.current();
+            if newest != generation {
+                (verified, generation) = (verify(keys), newest);
+            }
         }
-        let keys = keys.ok_or(Unverified::NoKeys)?;
-        let claims = Arc::new(self.settings.verify_with(&keys, token, &header)?);
+        let claims = Arc::new(verified?);
         let until = claims.seconds("exp").unwrap_or(0).saturating_add(self.settings.leeway.as_secs());
         self.verified.insert(id, Verified { claims: Arc::clone(&claims), until, generation });
         Ok(claims)
@@ -193,7 +199,7 @@ impl Settings {
     /// The claims of a token that these keys verify, without fetching others.
     fn verify_with(&self, keys: &KeySet, token: &[u8], header: &TokenHeader) -> Result<TokenClaims, Unverified> {
         if !keys.knows(header.key.as_deref()) {
-            return Err(Unverified::Token("its key is not known here (kid)"));
+            return Err(Unverified::Key("its key is not known here (kid)"));
         }
         let mut validation = Validation::new(header.algorithm);
         // See `check_time`.
@@ -209,7 +215,9 @@ impl Settings {
             required.push("aud");
         }
         validation.set_required_spec_claims(&required);
-        let mut why = if is_for_secrets(header.algorithm) { NO_SECRET_FOR_IT } else { NO_KEY_FOR_IT };
+        // Keys of a URL are never secrets: there is no use in a fetch.
+        let is_secret = is_for_secrets(header.algorithm);
+        let mut why = if is_secret { Unverified::Token(NO_SECRET_FOR_IT) } else { Unverified::Key(NO_KEY_FOR_IT) };
         for key in keys.fitting(header.key.as_deref(), header.algorithm) {
             match decode::<IgnoredAny>(token, key, &validation) {
                 Ok(_) => {
@@ -220,10 +228,14 @@ impl Settings {
                     }
                     return self.check_time(&claims, now()).map(|()| claims);
                 }
-                Err(error) => why = reason(error.kind()),
+                Err(error) if matches!(error.kind(), ErrorKind::InvalidSignature) => {
+                    why = Unverified::Key(reason(error.kind()));
+                }
+                // This key has signed it, or it has no form that any key could have.
+                Err(error) => return Err(Unverified::Token(reason(error.kind()))),
             }
         }
-        Err(Unverified::Token(why))
+        Err(why)
     }
 
     /// Holds that a token is good now, in seconds of Unix time. `jsonwebtoken` takes no fractions where the parser of JSON keeps
@@ -328,7 +340,7 @@ impl Unverified {
     /// What the client gets.
     pub(super) fn problem(self) -> Problem {
         match self {
-            Self::Token(why) => {
+            Self::Token(why) | Self::Key(why) => {
                 let detail = format!("the token of this request cannot be verified: {why}; nothing was sent");
                 Problem::new(Code::CredentialsUnverifiable, detail)
             }

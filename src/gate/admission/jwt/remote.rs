@@ -1,7 +1,7 @@
-//! Keys that are fetched from a URL: at the start, when they are no longer fresh, and when a token names one that is not
-//! known. Those that were fetched last stay in force while others cannot be fetched.
+//! Keys that are fetched from a URL: at the start, when they are no longer fresh, and when none of them verifies a token.
+//! Those that were fetched last stay in force while others cannot be fetched.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::header::{ACCEPT, CACHE_CONTROL, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Limited};
-use tokio::sync::Mutex;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout};
 
 use super::Algorithm;
@@ -21,7 +21,7 @@ use crate::http::usage::Usage;
 /// Once there are keys, they are asked for at most once in this time.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How often they are asked for as long as there are none.
+/// As long as there are none, how long after a fetch that failed they are asked for again.
 const UNTIL_FIRST: Duration = Duration::from_secs(5);
 
 /// How long keys are fresh whose answer does not say, and how long at most.
@@ -30,6 +30,9 @@ const LONGEST_FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How long a fetch may take.
 const DEADLINE: Duration = Duration::from_secs(5);
+
+/// How many requests wait for a fetch at a time. The others do without, so that a slow server of keys leaves the gate room.
+const MOST_WAITING: usize = 256;
 
 /// The largest set, in bytes.
 const LARGEST: usize = 1 << 20;
@@ -58,8 +61,9 @@ pub(super) struct RemoteKeys {
     url: Arc<JwksUrl>,
     upstream: Upstream,
     keys: ArcSwapOption<Fetched>,
-    /// Held while they are fetched.
     schedule: Mutex<Schedule>,
+    /// A permit for each request that waits for a fetch.
+    waiting: Semaphore,
 }
 
 /// Keys, and which they are.
@@ -81,16 +85,19 @@ impl Fetched {
 
 #[derive(Default)]
 struct Schedule {
-    /// When a fetch last began.
-    asked: Option<Instant>,
+    /// Before then, no fetch begins.
+    not_before: Option<Instant>,
     /// When the keys are no longer fresh.
     due: Option<Instant>,
+    /// The fetch that began last: it runs as long as this is open.
+    fetch: Option<watch::Receiver<()>>,
 }
 
 /// Why keys are fetched.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
     NotFresh,
+    /// None of them verifies a token.
     Unknown,
 }
 
@@ -101,7 +108,8 @@ impl RemoteKeys {
         let known = former.filter(|former| former.url.is_same_place(&url)).and_then(|former| former.keys.load_full());
         let keys = known.map(|known| Fetched::new(known.all.clone(), &url.algorithms, 1));
         let keys = keys.filter(|keys| !keys.keys.is_empty()).map(Arc::new);
-        Self { url, upstream, keys: ArcSwapOption::new(keys), schedule: Mutex::default() }
+        let (keys, waiting) = (ArcSwapOption::new(keys), Semaphore::new(MOST_WAITING));
+        Self { url, upstream, keys, schedule: Mutex::default(), waiting }
     }
 
     pub(super) fn url(&self) -> &Arc<JwksUrl> {
@@ -117,26 +125,48 @@ impl RemoteKeys {
     }
 
     /// Fetches the keys where they are not fresh.
-    pub(super) async fn refresh(&self) {
-        self.fetch_if_due(Why::NotFresh).await;
-    }
-
-    /// Fetches the keys for a request whose key is not among them, unless that was just done.
-    pub(super) async fn fetch_for_request(self: Arc<Self>) {
-        // In a task of its own: clients that go away must not keep the keys from being fetched.
-        let _ = tokio::spawn(async move { self.fetch_if_due(Why::Unknown).await }).await;
-    }
-
-    async fn fetch_if_due(&self, why: Why) {
-        let mut schedule = self.schedule.lock().await;
-        let former = self.keys.load_full();
-        let interval = if former.is_some() { SHORTEST_INTERVAL } else { UNTIL_FIRST };
-        let is_early = schedule.asked.is_some_and(|asked| asked.elapsed() < interval);
-        let is_fresh = schedule.due.is_some_and(|due| Instant::now() < due);
-        if is_early || why == Why::NotFresh && is_fresh {
-            return;
+    pub(super) async fn refresh(self: &Arc<Self>) {
+        if let Some(fetch) = self.fetch_if_due(Why::NotFresh) {
+            end_of(fetch).await;
         }
-        schedule.asked = Some(Instant::now());
+    }
+
+    /// Fetches the keys for a request that those in force do not verify, unless that was just done. Requests that come while
+    /// keys are fetched wait for that fetch, and never for another one.
+    pub(super) async fn fetch_for_request(self: &Arc<Self>) {
+        if let Some(fetch) = self.fetch_if_due(Why::Unknown)
+            && let Ok(_permit) = self.waiting.try_acquire()
+        {
+            end_of(fetch).await;
+        }
+    }
+
+    /// The fetch that runs, or one that begins now; nothing where none is due.
+    fn fetch_if_due(self: &Arc<Self>, why: Why) -> Option<watch::Receiver<()>> {
+        let mut schedule = self.schedule();
+        if let Some(running) = schedule.fetch.as_ref().filter(|fetch| fetch.has_changed().is_ok()) {
+            return Some(running.clone());
+        }
+        let now = Instant::now();
+        let is_early = schedule.not_before.is_some_and(|instant| now < instant);
+        let is_fresh = schedule.due.is_some_and(|due| now < due);
+        if is_early || why == Why::NotFresh && is_fresh {
+            return None;
+        }
+        let (running, fetch) = watch::channel(());
+        schedule.not_before = Some(now + SHORTEST_INTERVAL);
+        schedule.fetch = Some(fetch.clone());
+        let keys = Arc::clone(self);
+        // In a task of its own: clients that go away must not keep the keys from being fetched.
+        tokio::spawn(async move {
+            keys.fetch_and_store().await;
+            drop(running);
+        });
+        Some(fetch)
+    }
+
+    async fn fetch_and_store(&self) {
+        let former = self.keys.load_full();
         match timeout(DEADLINE, self.fetch()).await.unwrap_or_else(|_| Err("it did not answer in time".to_owned())) {
             // Before there were any, they may not be published yet.
             Ok((fetched, _)) if fetched.keys.is_empty() && former.is_none() => {
@@ -148,7 +178,7 @@ impl RemoteKeys {
                     let host = self.upstream.places();
                     tracing::error!(host, "the keys that verify tokens were withdrawn: requests with a token get 401");
                 }
-                schedule.due = Some(Instant::now() + fresh);
+                self.schedule().due = Some(Instant::now() + fresh);
                 if former.as_ref().is_none_or(|former| former.keys != *keys) {
                     tracing::info!(host = self.upstream.places(), ?keys, "the keys that verify tokens were fetched");
                     let generation = former.map_or(1, |former| former.generation + 1);
@@ -157,6 +187,13 @@ impl RemoteKeys {
             }
             Err(error) => self.report_failure(&error, former.is_some()),
         }
+        if self.keys.load().is_none() {
+            self.schedule().not_before = Some(Instant::now() + UNTIL_FIRST);
+        }
+    }
+
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn report_failure(&self, error: &str, has_former: bool) {
@@ -197,6 +234,12 @@ impl RemoteKeys {
     }
 }
 
+/// Waits until a fetch has ended.
+async fn end_of(mut fetch: watch::Receiver<()>) {
+    // Nothing is ever sent: its end closes the channel.
+    let _ = fetch.changed().await;
+}
+
 /// How long an answer is fresh (RFC 9111, 4.2.1).
 fn freshness(headers: &HeaderMap) -> Duration {
     let lines = headers.get_all(CACHE_CONTROL).iter().filter_map(|line| line.to_str().ok());
@@ -211,7 +254,11 @@ fn freshness(headers: &HeaderMap) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::net::TcpListener;
+
+    use tokio::task::JoinSet;
+
     use super::*;
     use crate::gate::admission::jwt::{KeySource, Settings};
     use crate::gate::tests::{gate_with, route};
@@ -257,10 +304,22 @@ mod tests {
         assert!(new(url("/others", &[]), &any).current().0.is_none());
     }
 
-    /// The keys of a server that gives these answers, one on each connection, and then takes no more.
-    fn served(answers: &[(&str, &str)]) -> RemoteKeys {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    fn keys(url: Arc<JwksUrl>) -> Arc<RemoteKeys> {
+        Arc::new(RemoteKeys::new(url, None, &Usage::new(&Limits::default(), &Metrics::new())))
+    }
+
+    /// A URL of a server, and what it accepts connections of.
+    fn listening() -> (Arc<JwksUrl>, TcpListener) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
+        let mut url = JwksUrl::clone(&url("/keys", &[]));
+        url.host.places = vec![Place::Tcp { host: "127.0.0.1".to_owned(), port }];
+        (Arc::new(url), listener)
+    }
+
+    /// The URL of a server that gives these answers, one on each connection, and then takes no more.
+    pub(in crate::gate::admission::jwt) fn served(answers: &[(&str, &str)]) -> Arc<JwksUrl> {
+        let (url, listener) = listening();
         let answers: Vec<String> = answers
             .iter()
             .map(|(status, body)| {
@@ -280,9 +339,7 @@ mod tests {
                 std::io::Write::write_all(&mut stream, answer.as_bytes()).unwrap();
             }
         });
-        let mut url = JwksUrl::clone(&url("/keys", &[]));
-        url.host.places = vec![Place::Tcp { host: "127.0.0.1".to_owned(), port }];
-        RemoteKeys::new(Arc::new(url), None, &Usage::new(&Limits::default(), &Metrics::new()))
+        url
     }
 
     /// A set of a key of this name.
@@ -292,7 +349,7 @@ mod tests {
     }
 
     /// Lets this time pass at once. It runs again before anything waits for a socket.
-    async fn passes(time: Duration) {
+    pub(in crate::gate::admission::jwt) async fn passes(time: Duration) {
         tokio::time::pause();
         tokio::time::advance(time).await;
         tokio::time::resume();
@@ -303,7 +360,7 @@ mod tests {
     async fn keys_stay_in_force_while_they_cannot_be_fetched_and_go_when_they_are_withdrawn() {
         let (lines, _logging) = logged();
         let (first, second) = (set("a"), set("b"));
-        let remote = served(&[
+        let remote = keys(served(&[
             ("200 OK", &first),
             ("500 Oops", ""),
             ("200 OK", "no set of keys"),
@@ -311,16 +368,16 @@ mod tests {
             ("200 OK", r#"{"keys":[]}"#),
             ("500 Oops", ""),
             ("200 OK", &first),
-        ]);
+        ]));
         let names =
             |kid: &str| remote.current().0.is_some_and(|keys| keys.fitting(Some(kid), Algorithm::ES256).count() == 1);
         let next = async || {
             let early = lines.take();
             assert!(early.is_empty(), "{early}");
-            remote.fetch_if_due(Why::Unknown).await;
+            remote.fetch_for_request().await;
             assert!(lines.take().is_empty(), "they were asked for just now");
             passes(SHORTEST_INTERVAL + Duration::from_secs(1)).await;
-            remote.fetch_if_due(Why::Unknown).await;
+            remote.fetch_for_request().await;
             lines.take()
         };
         remote.refresh().await;
@@ -348,6 +405,54 @@ mod tests {
         // There is no server any more.
         let said = next().await;
         assert!(said.contains("the former ones stay in force") && names("a"), "{said}");
+    }
+
+    /// Where a server takes connections and says nothing.
+    #[tokio::test(start_paused = true)]
+    async fn requests_share_one_fetch_and_get_no_keys_at_once_after_it_failed() {
+        const MOMENT: Duration = Duration::from_millis(100);
+        let (url, listener) = listening();
+        listener.set_nonblocking(true).unwrap();
+        let connections = || std::iter::from_fn(|| listener.accept().ok()).count();
+        let remote = keys(url);
+        let began = Instant::now();
+        let mut requests = JoinSet::new();
+        for _ in 0..2 * MOST_WAITING {
+            let remote = Arc::clone(&remote);
+            requests.spawn(async move { remote.fetch_for_request().await });
+        }
+        let mut waits = Vec::new();
+        while requests.join_next().await.is_some() {
+            waits.push(began.elapsed());
+        }
+        let (at_once, after_it) = waits.split_at(MOST_WAITING);
+        assert!(at_once.iter().all(|wait| *wait < MOMENT), "{at_once:?}");
+        assert!(after_it.iter().all(|wait| (DEADLINE..DEADLINE + MOMENT).contains(wait)), "{after_it:?}");
+        assert_eq!(connections(), 1);
+
+        // The next one is due five seconds after the end of the last.
+        tokio::time::advance(UNTIL_FIRST - MOMENT * 2).await;
+        let asked = Instant::now();
+        remote.fetch_for_request().await;
+        remote.refresh().await;
+        assert!(asked.elapsed() < MOMENT && connections() == 0, "{:?}", asked.elapsed());
+
+        // Requests that are given up leave the fetch, and nothing else.
+        tokio::time::advance(MOMENT * 3).await;
+        let asked = Instant::now();
+        for _ in 0..MOST_WAITING {
+            let remote = Arc::clone(&remote);
+            requests.spawn(async move { remote.fetch_for_request().await });
+        }
+        tokio::time::sleep(MOMENT).await;
+        assert_eq!(remote.waiting.available_permits(), 0);
+        requests.shutdown().await;
+        assert_eq!(remote.waiting.available_permits(), MOST_WAITING);
+        let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        assert!(tasks < 5, "{tasks}");
+        remote.fetch_for_request().await;
+        assert!((DEADLINE..DEADLINE + MOMENT).contains(&asked.elapsed()), "{:?}", asked.elapsed());
+        assert_eq!(connections(), 1);
     }
 
     #[tokio::test]

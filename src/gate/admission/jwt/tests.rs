@@ -7,7 +7,11 @@ use ring::signature::{
     Ed25519KeyPair, KeyPair as _,
 };
 
+use super::remote::tests::{passes, served};
 use super::*;
+use crate::http::limits::Limits;
+use crate::telemetry::logged::logged;
+use crate::telemetry::metrics::Metrics;
 
 /// An RSA key of 2048 bits, as a JSON Web Key and in PEM, and tokens of `ann` that were signed with it.
 const RSA: &str = r#"{"kty":"RSA","kid":"rsa","e":"AQAB","n":"25sKX3YJrIgtuRLCa7W9oLQm54PW1R-e75LwFMdZIfAH_lkYXOAIYm0nXMwfZtSLybNkLQYVBuBTcuFMufCKM_3NC0_vutyvGDnkSRGwB9W6plh6zCFgAdFOWb-V6UA4MEsi8PaY8IQZas29tWuRMSzbbTSirKFTcP8YeFqizP8C1u0ENJLdGdCA0YNDHMRMnFjqpQtDveY9JtAL6Cem6iaMwvAOI4M5g0xTWelZURGsMw8n57gY-JG37V65nVy3lB5lUfxAts7QO3aSAB4gSFs7d5g9IFltRy3EwbfgqWox68JSUgRLDLGsUhB-z-BeDbFLjLK7NSxTJ2hlGGA8pQ"}"#;
@@ -294,8 +298,7 @@ fn keys_that_cannot_be_used_are_refused() {
 
 #[tokio::test]
 async fn a_token_is_verified_once_until_it_expires() {
-    let metrics = crate::telemetry::metrics::Metrics::new();
-    let usage = Usage::new(&crate::http::limits::Limits::default(), &metrics);
+    let usage = Usage::new(&Limits::default(), &Metrics::new());
     let verifier = Verifier::new(settings(KeySet::of_secret(SECRET).unwrap()), None, &usage);
     let sign = hs256(SECRET);
     let good = token(r#"{"alg":"HS256"}"#, ANN, &sign);
@@ -313,4 +316,65 @@ async fn a_token_is_verified_once_until_it_expires() {
     assert!(Arc::ptr_eq(&same, &verifier));
     let other = Settings { leeway: Duration::ZERO, ..settings(KeySet::of_secret(SECRET).unwrap()) };
     assert!(!Arc::ptr_eq(&Verifier::new(other, Some(&verifier), &usage), &verifier));
+}
+
+/// Also where the former key has the same name, or none, so that it may have signed any token.
+#[tokio::test]
+async fn keys_that_changed_are_noticed_by_a_token_that_those_in_force_do_not_verify() {
+    let (lines, _logging) = logged();
+    let (old, new) = (Pair::new(&ECDSA_P256_SHA256_FIXED_SIGNING), Pair::new(&ECDSA_P256_SHA256_FIXED_SIGNING));
+    for (header, set) in [
+        (r#"{"alg":"ES256"}"#, r#"{"keys":[KEY]}"#),
+        (r#"{"alg":"ES256"}"#, r#"{"keys":[NAMELESS]}"#),
+        (r#"{"alg":"ES256","kid":"a"}"#, r#"{"keys":[KEY]}"#),
+        (r#"{"alg":"ES256","kid":"a"}"#, r#"{"keys":[NAMELESS]}"#),
+        // The former one is for another algorithm.
+        (r#"{"alg":"RS256","kid":"rsa"}"#, ""),
+    ] {
+        let publish = |pair: &Pair| {
+            let key = pair.jwk("a", "P-256", "");
+            set.replace("KEY", &key).replace("NAMELESS", &key.replace(r#""kid":"a","#, ""))
+        };
+        let (is_rsa, first) = (set.is_empty(), old.jwk("rsa", "P-256", ""));
+        let answers = match is_rsa {
+            true => [format!("{{\"keys\":[{first}]}}"), format!("{{\"keys\":[{RSA}]}}")],
+            false => [publish(&old), publish(&new)],
+        };
+        let url = served(&[("200 OK", &answers[0]), ("200 OK", &answers[1])]);
+        let usage = Usage::new(&Limits::default(), &Metrics::new());
+        let from_url = Settings { keys: KeySource::Url(url), ..settings(KeySet::of_secret(SECRET).unwrap()) };
+        let verifier = Verifier::new(from_url, None, &usage);
+        let verify = async |token: &str| verifier.verify(token.as_bytes()).await.map(|_| ());
+        let former_header = if is_rsa { r#"{"alg":"ES256","kid":"rsa"}"# } else { header };
+        let by_old = token(former_header, ANN, |message| old.sign(message));
+        let by_new = if is_rsa { RS256.to_owned() } else { token(header, ANN, |message| new.sign(message)) };
+        let forged = token(header, ANN, |_| vec![1; 64]);
+        let expired = token(former_header, r#"{"sub":"ann","exp":1000}"#, |message| old.sign(message));
+
+        assert_eq!(verify(&by_old).await, Ok(()));
+        assert!(lines.take().contains("were fetched"));
+        assert!(
+            matches!(verify(&by_new).await, Err(Unverified::Key(_))),
+            "they were asked for just now: {header} {set}"
+        );
+        passes(Duration::from_secs(31)).await;
+        // What a key in force has signed asks for no other, and so does no secret.
+        assert_eq!(verify(&expired).await, Err(Unverified::Token("it has expired")));
+        let of_a_secret = token(&header.replace("ES256", "HS256").replace("RS256", "HS256"), ANN, hs256(SECRET));
+        assert_eq!(verify(&of_a_secret).await, Err(Unverified::Token(NO_SECRET_FOR_IT)));
+        assert!(lines.take().is_empty());
+        assert_eq!(verify(&by_new).await, Ok(()), "{header} {set}");
+        assert!(lines.take().contains("were fetched"));
+        assert!(matches!(verify(&by_old).await, Err(Unverified::Key(_))));
+
+        // There is no server any more, and bad signatures ask for it once.
+        for time in [Duration::ZERO, Duration::from_secs(31)] {
+            passes(time).await;
+            for _ in 0..20 {
+                assert!(matches!(verify(&forged).await, Err(Unverified::Key(_))));
+            }
+            assert_eq!(lines.take().matches("the former ones stay in force").count(), usize::from(!time.is_zero()));
+        }
+        assert_eq!(verify(&by_new).await, Ok(()));
+    }
 }
