@@ -7,8 +7,9 @@ use tokio::time::timeout;
 
 use crate::store::sealed::{Locked, Pace, Resealer};
 
-/// How a start looks, when it serves already.
-const AT_START: Pace = Pace { patience: Duration::from_secs(60), pauses: true };
+/// How a start looks, when it serves already. Ids are digests, so the first records are a sample of all: a key that many need is
+/// seen at once. The count by key looks at all of them.
+const AT_START: Pace = Pace { patience: Duration::from_secs(5), pauses: true };
 
 /// How a reload looks that removes a key. Its caller waits for that.
 const AT_RELOAD: Pace = Pace { patience: Duration::from_secs(4), pauses: false };
