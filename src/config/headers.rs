@@ -12,7 +12,7 @@ use super::kinds::{Kind, text_as};
 use super::node::{Node, Table, Wrong};
 use crate::gate::HeaderNames;
 use crate::http::headers::{ATTEMPT, OwnHeaders};
-use crate::idempotency::key::{KeySource, spelled};
+use crate::idempotency::key::{KeySource, title_case};
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Route, Router};
 
@@ -116,7 +116,7 @@ fn name_or_false_but(taken: &'static str) -> Kind<Option<HeaderName>> {
     Kind::new(
         shape,
         move |node| name(node, taken),
-        |name| name.as_ref().map_or(false.into(), |name| spelled(name).into()),
+        |name| name.as_ref().map_or(false.into(), |name| title_case(name).into()),
     )
 }
 
@@ -129,7 +129,7 @@ fn forwarded_key() -> Kind<HeaderName> {
         }
         Ok(name)
     };
-    text_as(format!("^{TOKEN}$"), parse, spelled)
+    text_as(format!("^{TOKEN}$"), parse, title_case)
 }
 
 fn name(node: &Node<'_>, taken: &str) -> Result<Option<HeaderName>, Wrong> {

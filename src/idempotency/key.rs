@@ -221,18 +221,15 @@ impl KeySource {
         }
     }
 
-    /// What it is in words of HTTP, for who sends requests.
+    /// Names it in words of HTTP, for people who send requests.
     #[must_use]
     pub fn in_http(&self) -> String {
         match self {
-            Self::Header(name) => format!("the header {}", spelled(name)),
+            Self::Header(name) => format!("the header {}", title_case(name)),
             Self::Query(name) => format!("the query parameter `{name}`"),
             Self::Json(pointer) => format!("the member `{pointer}` of the JSON body"),
             Self::CloudEvent => "the source and the id of a CloudEvent".to_owned(),
-            Self::Template(template) => {
-                let each: Vec<String> = template.sources().map(Self::in_http).collect();
-                each.join(" and ")
-            }
+            Self::Template(template) => template.in_http(),
             Self::Fingerprint => "the request itself".to_owned(),
         }
     }
@@ -292,9 +289,9 @@ impl fmt::Display for KeySource {
 
 /// The name of a header as people write it.
 #[must_use]
-pub fn spelled(name: &HeaderName) -> String {
+pub fn title_case<N: AsRef<str> + ?Sized>(name: &N) -> String {
     let capital = |word: &str| word.get(..1).map(|first| first.to_ascii_uppercase() + &word[1..]).unwrap_or_default();
-    name.as_str().split('-').map(capital).collect::<Vec<_>>().join("-")
+    name.as_ref().split('-').map(capital).collect::<Vec<_>>().join("-")
 }
 
 /// The value of a quoted string. Nothing may stand behind it.
@@ -404,7 +401,7 @@ fn event_header(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Vec<u8>
     let mut lines = headers.get_all(name).iter();
     let Some(line) = lines.next() else { return Ok(None) };
     if lines.next().is_some() {
-        return Err(Invalid(format!("the header {} stands more than once", spelled(name))));
+        return Err(Invalid(format!("the header {} stands more than once", title_case(name))));
     }
     let text = line.as_bytes().trim_ascii();
     let text = match media::quoted(text) {
@@ -414,7 +411,7 @@ fn event_header(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Vec<u8>
     match percent_decode(&text) {
         Some(value) => Ok(Some(value)),
         None => {
-            Err(Invalid(format!("in the header {}, a `%` is not followed by two hexadecimal digits", spelled(name))))
+            Err(Invalid(format!("in the header {}, a `%` is not followed by two hexadecimal digits", title_case(name))))
         }
     }
 }

@@ -15,7 +15,7 @@ use x509_cert::ext::pkix::SubjectAltName;
 
 use super::credential::Credential;
 use super::encoding::{put, put_count};
-use super::key::spelled;
+use super::key::title_case;
 use super::token::{ClaimValue, TokenClaims};
 
 /// A scope: its parts in order, and which of them a request may lack.
@@ -337,12 +337,12 @@ impl ScopePart {
 }
 
 impl ScopePart {
-    /// What it is in words of HTTP, for who sends requests.
+    /// Names it in words of HTTP, for people who send requests.
     #[must_use]
     pub fn in_http(&self) -> String {
         match self {
             Self::Credential => "a credential".to_owned(),
-            Self::Header(name) => format!("the header {}", spelled(name)),
+            Self::Header(name) => format!("the header {}", title_case(name)),
             Self::Cookie(name) => format!("the cookie `{name}`"),
             Self::BasicUser => "the user of HTTP Basic credentials".to_owned(),
             Self::Host => "the header Host".to_owned(),

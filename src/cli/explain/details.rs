@@ -7,7 +7,7 @@ use http::request::Parts;
 use crate::config::Resolved;
 use crate::http::headers::{ATTEMPT, OwnHeaders};
 use crate::idempotency::fingerprint::Because;
-use crate::idempotency::key::spelled;
+use crate::idempotency::key::title_case;
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::Timestamp;
@@ -33,11 +33,11 @@ pub(super) fn own_headers(config: &Resolved, head: &Parts) -> Vec<(&'static str,
     let OwnHeaders { attempt, key } = &config.gate.own_headers;
     let key = key.as_ref().map(|name| {
         let instead = if head.headers.contains_key(name) { ", in place of the client's own" } else { "" };
-        ("", format!("the upstream gets it as {} too{instead}", spelled(name)))
+        ("", format!("the upstream gets it as {} too{instead}", title_case(name)))
     });
     let attempt = match attempt {
         Some(name) if *name == ATTEMPT => None,
-        Some(name) => Some(("attempt", format!("the upstream gets its token as {}", spelled(name)))),
+        Some(name) => Some(("attempt", format!("the upstream gets its token as {}", title_case(name)))),
         None => Some(("attempt", "the upstream does not get its token: headers.attempt is false".to_owned())),
     };
     key.into_iter().chain(attempt).collect()

@@ -7,6 +7,7 @@ use super::{Present, PresentRoute, fingerprint, list, string};
 use crate::gate::identity::Former;
 use crate::gate::identity::coverage::{Instead, LostKeys};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
+use crate::idempotency::key::title_case;
 use crate::store::IdentityChange;
 
 /// Lines of a configuration to write, and where.
@@ -274,12 +275,4 @@ fn word(text: &str) -> String {
         Some(name) => format!("header:{}", title_case(name)),
         None => text.to_owned(),
     }
-}
-
-fn title_case(name: &str) -> String {
-    let words = name.split('-').map(|word| {
-        let mut letters = word.chars();
-        letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters).collect::<String>()
-    });
-    words.collect::<Vec<_>>().join("-")
 }

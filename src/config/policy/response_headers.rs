@@ -8,7 +8,7 @@ use crate::config::kinds::{text_as, unique};
 use crate::config::node::{Node, Table, Wrong};
 use crate::config::routes;
 use crate::gate::HeaderNames;
-use crate::idempotency::key::spelled;
+use crate::idempotency::key::title_case;
 use crate::idempotency::policy::ResponseHeaders;
 
 keys! {
@@ -17,7 +17,7 @@ keys! {
         /// Headers of an answer, such as ["Set-Cookie"], that go to the client whose request ran and to no retry: they are
         /// neither kept nor replayed. Headers without which a replay could not be read, such as Content-Type, cannot be
         /// excluded.
-        exclude => unique(text_as(format!("^{TOKEN}$"), excluded, spelled));
+        exclude => unique(text_as(format!("^{TOKEN}$"), excluded, title_case));
     }
 }
 

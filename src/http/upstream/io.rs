@@ -368,8 +368,8 @@ impl HeadChecker {
     }
 
     /// Between exchanges: nothing is judged.
-    fn none() -> Self {
-        Self { is_over: true, ..Self::new(0) }
+    fn none(max_headers: usize) -> Self {
+        Self { is_over: true, ..Self::new(max_headers) }
     }
 
     /// Checks input. Bytes behind the head of the final response are not checked.
@@ -433,13 +433,12 @@ pub(super) struct HeadFilter<T> {
     socket: Arc<SocketState>,
     /// The exchange being checked, as counted by `socket`.
     exchange: u64,
-    max_headers: usize,
     checker: HeadChecker,
 }
 
 impl<T: AsyncRead> HeadFilter<T> {
     pub(super) fn new(inner: T, socket: Arc<SocketState>, max_headers: usize) -> Self {
-        Self { inner: inner.take(MAX_READ), socket, exchange: 0, max_headers, checker: HeadChecker::none() }
+        Self { inner: inner.take(MAX_READ), socket, exchange: 0, checker: HeadChecker::none(max_headers) }
     }
 }
 
@@ -454,7 +453,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for HeadFilter<T> {
         }
         let begun = self.socket.requests();
         if self.exchange != begun {
-            (self.exchange, self.checker) = (begun, HeadChecker::new(self.max_headers));
+            (self.exchange, self.checker) = (begun, HeadChecker::new(self.checker.max_headers));
         }
         if !self.checker.is_over {
             self.checker.follow(&buf.filled()[before..])?;

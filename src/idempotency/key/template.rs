@@ -68,6 +68,12 @@ impl Template {
         Ok(Self { parts, end: rest.to_owned() })
     }
 
+    /// What its values come from, in words of HTTP.
+    pub(super) fn in_http(&self) -> String {
+        let sources: Vec<String> = self.sources().map(KeySource::in_http).collect();
+        sources.join(" and ")
+    }
+
     /// Its sources, in order.
     pub fn sources(&self) -> impl Iterator<Item = &KeySource> {
         self.parts.iter().map(|(_, source)| source)
@@ -100,10 +106,7 @@ impl Template {
             None => {
                 joined.push_str(&self.end);
                 let key = Key::from_value(joined.as_bytes(), max_length);
-                key.map(super::found).map_err(|Invalid(what)| {
-                    let sources: Vec<String> = self.sources().map(KeySource::in_http).collect();
-                    Invalid(format!("{}: {what}", sources.join(" and ")))
-                })
+                key.map(super::found).map_err(|Invalid(what)| Invalid(format!("{}: {what}", self.in_http())))
             }
         }
     }

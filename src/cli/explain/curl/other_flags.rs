@@ -2,13 +2,17 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-/// Flags that say nothing of the request as the gate reads it, or more than `explain` can read.
+/// Flags that change nothing about the request, and flags that describe a request which `explain` cannot make.
 ///
 /// The first that is refused says what to give instead.
 #[derive(Debug)]
 pub(super) struct OtherFlags {
     pub(super) refused: Option<String>,
 }
+
+/// What to give in the place of a form.
+const MULTIPART: &str = "explain makes no multipart body: give the body as it is sent with --data-binary @FILE, and its type with \
+                         -H 'Content-Type: multipart/form-data; boundary=...'";
 
 /// A flag, by its letter if it has one, and by its name.
 type Flag = (Option<char>, &'static str);
@@ -69,18 +73,8 @@ impl OtherFlags {
 
     /// Flags that change the request in a way that is not read, whether each has a value, and what to give instead.
     const REFUSED: [(Flag, bool, &str); 5] = [
-        (
-            (Some('F'), "form"),
-            true,
-            "explain makes no multipart body: give the body as it is sent with --data-binary @FILE, and its type with -H \
-             'Content-Type: multipart/form-data; boundary=...'",
-        ),
-        (
-            (None, "form-string"),
-            true,
-            "explain makes no multipart body: give the body as it is sent with --data-binary @FILE, and its type with -H \
-             'Content-Type: multipart/form-data; boundary=...'",
-        ),
+        ((Some('F'), "form"), true, MULTIPART),
+        ((None, "form-string"), true, MULTIPART),
         ((Some('T'), "upload-file"), true, "give -X PUT --data-binary @FILE -H Content-Type: instead"),
         ((Some('I'), "head"), false, "give -X HEAD instead"),
         ((Some('E'), "cert"), true, "give the client's certificate in PEM with --client-cert FILE instead"),
