@@ -35,7 +35,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many characters a problem shows of the name of a member.
 const MAX_NAME: usize = 100;
 
-/// Most headers of an answer: as many as an upstream may send.
+/// The most headers of an answer that an operator gives.
 const MAX_HEADERS: usize = 256;
 
 /// Headers of oncegate's own. A client that finds one in a replay must know that it is the gate that says it.

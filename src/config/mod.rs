@@ -128,7 +128,7 @@ pub fn load_text(file: PathBuf, text: &str) -> Result<Resolved, Problems> {
     resolve(layers::only(file, text)?)
 }
 
-/// Reads `[store] url` alone and where it stands, for what is done to a store and not to requests: whatever else is missing or wrong.
+/// Reads `[store] url` and its place, for commands that work on a store. It ignores problems of all other keys.
 pub fn load_store(sources: Sources) -> Result<(Store, StorePlaces), Problems> {
     let context = layers::merge(sources)?;
     let store = store::read(&Table::open(context.root(), keys::ROOT));

@@ -84,10 +84,10 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
     Ok(())
 }
 
-/// A line for what was asked for and is not shown.
+/// Says why the record does not show the answer or the key that was asked for.
 pub(super) fn write_lacking(record: &Value, answer: bool, key: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     let is_unreadable = record["unreadable"] == true;
-    // No key has this character: it stands for what is left out.
+    // A shortened key has this character where digits are left out. A whole key cannot have it.
     if key && record["key"].as_str().is_none_or(|key| key.contains('…')) {
         writeln!(
             out,

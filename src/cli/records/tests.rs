@@ -105,13 +105,7 @@ async fn an_accepted_request_without_a_record_is_named_by_the_start_of_its_id() 
         assert!(error.starts_with("more than one id starts with") && error.contains(&id), "{error}");
     }
     let discarded = run(&admin, &["purge", &id, "--reason", "x"]).await.unwrap();
-    assert_eq!(
-        discarded,
-        format!(
-            "{id} discarded: this accepted request is not delivered; its key is free
-"
-        )
-    );
+    assert_eq!(discarded, format!("{id} discarded: this accepted request is not delivered; its key is free\n"));
     run(&admin, &["purge", &id[..8], "--reason", "x"]).await.unwrap();
     let error = run(&admin, &["show", &id[..8]]).await.unwrap_err();
     assert!(error.starts_with("no record and no accepted request has an id"), "{error}");

@@ -295,7 +295,10 @@ fn refused<T>(error: mpsc::error::TrySendError<T>) -> Error {
 
 /// A failed sync ends the process: the next start reads back the real content of the disk.
 fn end_process(reason: &str) {
-    tracing::error!(reason, "the process ends: start it again; the start checks the files and says what is missing");
+    tracing::error!(
+        reason,
+        "the process ends; start it again: the start checks the files, and its error says which is missing"
+    );
     std::process::exit(1);
 }
 
