@@ -29,7 +29,8 @@ class Session:
     def __init__(self, page, tools):
         self.page = page
         self.tools = tools
-        self.ports = dict(zip(PORTS, free_ports(len(PORTS))))
+        self.held = held_ports(len(PORTS))
+        self.ports = dict(zip(PORTS, (str(one.getsockname()[1]) for one in self.held)))
         self.box = tempfile.mkdtemp(prefix="docs-", dir=tools.directory)
         os.chmod(self.box, 0o755)
         self.home = os.path.join(self.box, "page")
@@ -269,19 +270,23 @@ class Session:
                     except ProcessLookupError:
                         break
                     time.sleep(0.05)
+        for one in self.held:
+            one.close()
         if not keep:
             shutil.rmtree(self.box, ignore_errors=True)
 
 
-def free_ports(count):
+def held_ports(count):
+    """Sockets that hold a port each: the kernel gives it to nobody else, and refuses connections to it.
+
+    A server of the page can listen on it, as servers set SO_REUSEADDR and these sockets do not listen.
+    """
     sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [str(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    for one in sockets:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    return sockets
 
 
 def listens(ports, who, deadline=None, pids=()):
