@@ -17,7 +17,7 @@ use super::drain::Drain;
 use super::observe::Watch;
 use super::request::Head;
 use super::{Gate, RouteState};
-use crate::http::answer::announced_length;
+use crate::http::answer::{announced_length, may_have_length};
 use crate::http::body::{Body, Progress};
 use crate::http::fault::fault_of;
 use crate::http::headers::{announce_trailers, to_client, to_upstream};
@@ -312,7 +312,10 @@ async fn exchange(
 
 fn answer(response: Response<Incoming>, connection: PooledConnection, dropped: &[HeaderName]) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
-    let headers = to_client(std::mem::take(&mut parts.headers), dropped);
+    let mut headers = to_client(std::mem::take(&mut parts.headers), dropped);
+    if !may_have_length(parts.status) {
+        headers.remove(CONTENT_LENGTH);
+    }
     let announced = announced_length(parts.status, &headers).filter(|_| body.is_end_stream());
     let body = connection.relay(body);
     let mut out = Response::new(announced.map_or(body, Body::announced));

@@ -316,7 +316,8 @@ pub fn response(answer: &Answer, method: &Method, version: Version) -> Response<
     // afterwards would change the order.
     let is_chunked = has_trailers && version < Version::HTTP_2;
     let mut headers = HeaderMap::with_capacity(answer.headers.len() + 4);
-    for (name, value) in answer.headers.iter().filter(|(name, _)| !(is_chunked && *name == CONTENT_LENGTH)) {
+    let has_length = !is_chunked && may_have_length(answer.status);
+    for (name, value) in answer.headers.iter().filter(|(name, _)| has_length || *name != CONTENT_LENGTH) {
         headers.append(name, value.clone());
     }
     let body = match &answer.content {
@@ -334,6 +335,13 @@ pub fn response(answer: &Answer, method: &Method, version: Version) -> Response<
         response.extensions_mut().insert(reason);
     }
     response
+}
+
+/// Whether an answer with this status may have a `Content-Length` (RFC 9110, 8.6). An HTTP/2 client resets a stream that
+/// ends before its length.
+#[must_use]
+pub fn may_have_length(status: StatusCode) -> bool {
+    !status.is_informational() && status != StatusCode::NO_CONTENT
 }
 
 /// The length that a 304 announces: that of the answer that it stands for, and nothing follows (RFC 9110, 8.6).

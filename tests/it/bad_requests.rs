@@ -63,6 +63,19 @@ fn a_chunk_that_is_longer_than_it_says() {
     refused(format!("{CHUNKED}2\r\nabcdef\r\n0\r\n\r\n"), 400, "bad-request");
 }
 
+/// hyper reads no longer ones, and would let the connection go on without what came behind them.
+#[test]
+fn trailers_that_are_too_long() {
+    let (upstream, gate) = small();
+    let behind = "GET /charges HTTP/1.1\r\nHost: a\r\n\r\n";
+    let mut client = Client::connect(gate.address);
+    client.send(format!("{CHUNKED}0\r\nX-Sum: {}\r\n\r\n{behind}", "x".repeat(20 << 10)));
+    let response = client.response();
+    response.expect_problem(431, "headers-too-large");
+    assert_eq!(response.head.get("connection").as_deref(), Some("close"), "{}", response.show());
+    free_at_once(&upstream, &gate);
+}
+
 #[test]
 fn chunks_that_are_too_large() {
     let chunk = format!("200\r\n{}\r\n", "x".repeat(0x200));

@@ -99,6 +99,21 @@ fn trailers_pass() {
     assert_eq!(answer.trailers.unwrap()["x-sum"], "7");
 }
 
+/// A client may reset a stream that ends before its length.
+#[test]
+fn an_answer_without_content_has_no_length() {
+    let upstream = Upstream::start(|_| Reply::raw("HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n"));
+    let gate = Gate::before(&upstream).start();
+    let mut client = Http2::connect(&gate);
+    let passed = client.send(Request::get("http://gate.test/pay").body("").unwrap());
+    for (answer, word) in
+        [(passed, ""), (client.post("/pay", "k", "10"), "executed"), (client.post("/pay", "k", "10"), "replayed")]
+    {
+        answer.expect(204, word);
+        assert_eq!(answer.get("content-length"), "");
+    }
+}
+
 #[test]
 fn large_bodies_pass_both_ways() {
     let body = "0123456789abcdef".repeat(1 << 17);
