@@ -145,7 +145,7 @@ pub struct State {
     changes: Semaphore,
     throttle: Throttle,
     usage: OnceLock<Arc<Usage>>,
-    stats: stats::Watch,
+    stats: stats::StatsState,
 }
 
 /// What another configuration changes.
@@ -187,7 +187,7 @@ impl State {
             changes: Semaphore::new(1),
             throttle: Throttle::default(),
             usage: OnceLock::new(),
-            stats: stats::Watch::default(),
+            stats: stats::StatsState::default(),
         }
     }
 

@@ -28,7 +28,7 @@ use crate::telemetry::metrics::{ConsumerLevels, Durations, Levels, RouteTraffic,
 use crate::telemetry::{rfc3339, wall_clock};
 
 /// What the admin room keeps for this answer.
-pub(super) struct Watch {
+pub(super) struct StatsState {
     started: Instant,
     started_at: Timestamp,
     window: Window,
@@ -174,7 +174,7 @@ struct LastReload {
     successful: bool,
 }
 
-impl Default for Watch {
+impl Default for StatsState {
     fn default() -> Self {
         Self {
             started: Instant::now(),

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use self::advice::{how_to_keep, how_to_take};
 use crate::config::{Place, Resolved};
-use crate::gate::identity::coverage::{Coverage, Instead, LostKeys};
+use crate::gate::identity::coverage::{Coverage, LossReason, LostKeys};
 use crate::gate::identity::{Former, IdentityRules};
 use crate::idempotency::description::{FingerprintDescription, RulesDescription};
 use crate::idempotency::policy::{Mode, Policy};
@@ -229,8 +229,8 @@ fn text(
     for (index, of_namespace) in lost.iter().enumerate() {
         let namespace = &of_namespace.namespace;
         if index == 0 || lost[index - 1].namespace != *namespace {
-            let what = match of_namespace.instead {
-                Instead::OtherSecret => "requests no longer find their records",
+            let what = match of_namespace.reason {
+                LossReason::OtherSecret => "requests no longer find their records",
                 _ => "its routes no longer take requests that have keys",
             };
             let _ = writeln!(text, "\nnamespace `{namespace}`: {what}");
@@ -270,30 +270,30 @@ fn text(
 /// Which requests, and what would become of them.
 fn what_is_lost(present: &Present<'_>, lost: &LostKeys) -> String {
     let in_flight = if lost.in_flight > 0 { format!(" ({} in flight)", lost.in_flight) } else { String::new() };
-    let why = match &lost.instead {
-        Instead::NoRoute => "no route takes".to_owned(),
-        Instead::Unprotected(route, mode) => {
+    let why = match &lost.reason {
+        LossReason::NoRoute => "no route takes".to_owned(),
+        LossReason::Unprotected(route, mode) => {
             format!("{}, which has mode = \"{}\", takes", present.named(route), mode.as_str())
         }
-        Instead::Other(route) => {
+        LossReason::Other(route) => {
             let namespace = present.routes.iter().find(|known| known.name == &**route).map(|route| route.namespace);
             let namespace = namespace.unwrap_or_default();
             format!("{}, which has the namespace `{namespace}`, takes", present.named(route))
         }
-        Instead::OtherSecret => {
+        LossReason::OtherSecret => {
             return format!(
                 "{}{in_flight}: made with a secret that is not in `[store] other_id_secret_files`, of {}",
                 keys(lost.keys),
                 lost.examples.join(", ")
             );
         }
-        Instead::Sealed => {
+        LossReason::Sealed => {
             return format!(
                 "{}{in_flight}: encrypted with a key that is not in `[store] encryption_keys`",
                 keys(lost.keys)
             );
         }
-        Instead::Unreadable => {
+        LossReason::Unreadable => {
             return format!("{}{in_flight}: this version of oncegate cannot read their requests", keys(lost.keys));
         }
     };

@@ -23,7 +23,7 @@ pub(super) const POSITION: &str = "x-oncegate-position";
 const MOST_HEADERS: usize = 10_000;
 
 /// How long a broker may take to acknowledge a message, or to keep a dead letter, if it says nothing else.
-const ANSWER: Duration = Duration::from_secs(10);
+const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a broker cannot be used now. It never has a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,7 +99,7 @@ pub(super) trait Subscription: Send {
 
     /// How long it may take to end a message. A call that takes longer is given up, and the connection with it.
     fn patience(&self) -> Duration {
-        ANSWER
+        BROKER_TIMEOUT
     }
 
     /// How long the consumer may stay away at most, once it is lost.

@@ -18,7 +18,7 @@ use super::admission::preflight::Preflight;
 use super::answer::{Client, CrossOrigin, Reply};
 use super::claim::protected::{ProtectedRequest, identify, read_back};
 use super::driver::actions::ActionExecutor;
-use super::observe::Watch;
+use super::observe::ObservedExchange;
 use super::pass::{self, ForwardOptions, body_problem};
 use super::pending_reply::PendingReply;
 use super::request::{self, Head};
@@ -105,8 +105,9 @@ impl Gate {
         let reply = match step {
             Step::Refuse(refusal) => self.refused(route, id, refusal),
             Step::Forward(why) => {
-                let watch = (why == Unprotected::Observed).then(|| Watch::begin(self, route, &state, &head));
-                let options = ForwardOptions { watch, ..ForwardOptions::of(self, &state, route, &head) };
+                let observed =
+                    (why == Unprotected::Observed).then(|| ObservedExchange::begin(self, route, &state, &head));
+                let options = ForwardOptions { observed, ..ForwardOptions::of(self, &state, route, &head) };
                 let preflight = Preflight::of(&self.router, &head);
                 let reply = pass::forward(self, &self.upstreams[route.upstream], head, body, options).await;
                 match preflight {

@@ -1,7 +1,7 @@
 //! Routes that only observe: every request is forwarded as it comes, and what its route would have done with it is found out
 //! when it is over.
 //!
-//! [`Watch`] goes with a request and takes notes. When the answer is over, or its client has left, a task of its own evaluates
+//! [`ObservedExchange`] goes with a request and takes notes. When the answer is over, or its client has left, a task of its own evaluates
 //! them: it compares them with the shadow record of the key, see [`crate::idempotency::shadow`]. No request waits for that.
 //! What cannot be evaluated is counted as dropped.
 
@@ -36,7 +36,7 @@ use crate::telemetry::wall_clock;
 const COMPARED: usize = 64 << 10;
 
 /// Takes notes of one request. They are evaluated when it is dropped.
-pub(super) struct Watch(Option<Box<Notes>>);
+pub(super) struct ObservedExchange(Option<Box<Notes>>);
 
 struct Notes {
     gate: Arc<Gate>,
@@ -81,7 +81,7 @@ enum AnswerProgress {
     Broken,
 }
 
-impl Watch {
+impl ObservedExchange {
     pub(super) fn begin(gate: &Arc<Gate>, route: &Arc<Route>, state: &Arc<RouteState>, head: &Head) -> Self {
         let body = Collector::new(route.policy.max_request_body, head.memory(&gate.shared.usage));
         Self(Some(Box::new(Notes {
@@ -161,7 +161,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for ObservedExchange {
     fn drop(&mut self) {
         let Some(notes) = self.0.take() else { return };
         let tally = Arc::clone(notes.state.metrics.observed());
@@ -238,12 +238,12 @@ impl Observer for RequestTap {
 }
 
 /// Takes notes of the body of an answer.
-struct AnswerTap(Option<Watch>);
+struct AnswerTap(Option<ObservedExchange>);
 
 impl Observer for AnswerTap {
     fn frame(&mut self, frame: &Frame<Bytes>) {
-        let Some(watch) = &mut self.0 else { return };
-        watch.answer(|answer| match frame.data_ref() {
+        let Some(observed) = &mut self.0 else { return };
+        observed.answer(|answer| match frame.data_ref() {
             Some(data) => answer.add(data),
             None => {
                 answer.trailers = frame.trailers_ref().into_iter().flat_map(lines).collect();
@@ -253,14 +253,14 @@ impl Observer for AnswerTap {
     }
 
     fn received(&mut self, is_end: bool) {
-        if let Some(mut watch) = self.0.take_if(|_| is_end) {
-            watch.answer(ObservedAnswer::end);
+        if let Some(mut observed) = self.0.take_if(|_| is_end) {
+            observed.answer(ObservedAnswer::end);
         }
     }
 
     fn broke(&mut self) {
-        if let Some(mut watch) = self.0.take() {
-            watch.answer(|answer| answer.progress = AnswerProgress::Broken);
+        if let Some(mut observed) = self.0.take() {
+            observed.answer(|answer| answer.progress = AnswerProgress::Broken);
         }
     }
 }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::admission::ignored::IgnoredKey;
 use super::answer::Reply;
 use super::drain::Drain;
-use super::observe::Watch;
+use super::observe::ObservedExchange;
 use super::request::Head;
 use super::{Gate, RouteState};
 use crate::http::answer::{announced_length, may_have_length};
@@ -53,7 +53,7 @@ pub(super) struct ForwardOptions<'a> {
     /// The key that the request carries for nothing.
     pub(super) ignored: Option<IgnoredKey<'a>>,
     /// Takes notes, where its route observes.
-    pub(super) watch: Option<Watch>,
+    pub(super) observed: Option<ObservedExchange>,
     /// The request.
     pub(super) request: RequestId,
     /// Says when it must end, and waits for what lasts longer than it.
@@ -74,7 +74,7 @@ impl<'a> ForwardOptions<'a> {
             scope: Some(&route.policy.scope),
             docs: route.policy.docs.as_deref(),
             ignored,
-            watch: None,
+            observed: None,
             request: head.id,
             drain: &gate.shared.drain,
         }
@@ -90,7 +90,7 @@ impl<'a> ForwardOptions<'a> {
             scope: None,
             docs: None,
             ignored,
-            watch: None,
+            observed: None,
             request: head.id,
             drain: &gate.shared.drain,
         }
@@ -104,8 +104,8 @@ impl<'a> ForwardOptions<'a> {
 
     /// The reply as the client gets it.
     pub(super) fn finish(self, reply: Reply) -> Reply {
-        let reply = match self.watch {
-            Some(watch) => watch.follow(reply),
+        let reply = match self.observed {
+            Some(observed) => observed.follow(reply),
             None => reply,
         };
         match self.ignored {
@@ -116,8 +116,8 @@ impl<'a> ForwardOptions<'a> {
 
     /// The upstream answers.
     fn answers(&mut self, response: &Response<Incoming>) {
-        if let Some(watch) = &mut self.watch {
-            watch.answers(response.status(), response.headers());
+        if let Some(observed) = &mut self.observed {
+            observed.answers(response.status(), response.headers());
         }
     }
 }
@@ -140,8 +140,8 @@ pub(super) async fn forward(
             match options.drain.unless_over(Buffered::read(body, AWAITED, account, usage)).await {
                 None => return options.problem(unreachable()),
                 Some(Ok(body)) => {
-                    if let (Some(watch), Some(bytes)) = (&options.watch, body.in_memory()) {
-                        watch.add_body(bytes);
+                    if let (Some(observed), Some(bytes)) = (&options.observed, body.in_memory()) {
+                        observed.add_body(bytes);
                     }
                     (body.body(), None)
                 }
@@ -149,16 +149,16 @@ pub(super) async fn forward(
             }
         }
         _ if body.is_end_stream() => {
-            if let Some(watch) = &options.watch {
-                watch.add_body(&Bytes::new());
+            if let Some(observed) = &options.observed {
+                observed.add_body(&Bytes::new());
             }
             (Body::empty(), None)
         }
         _ => {
             let progress = Arc::new(Progress::default());
             let body = body.relay(Arc::clone(&progress));
-            let body = match &options.watch {
-                Some(watch) => watch.relay(body),
+            let body = match &options.observed {
+                Some(observed) => observed.relay(body),
                 None => body,
             };
             (body, Some(progress))

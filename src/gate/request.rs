@@ -25,7 +25,7 @@ use crate::idempotency::codec::{self, AcceptedRequest};
 use crate::idempotency::grpc;
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::record::RequestId;
-use crate::idempotency::request_time::{RequestTime, Untimely};
+use crate::idempotency::request_time::{RequestTime, RequestTimeFault};
 use crate::idempotency::scope::{Caller, Scope, ScopePart};
 use crate::idempotency::token::TokenClaims;
 use crate::route::{Ambiguous, Route};
@@ -411,7 +411,7 @@ fn millis(count: u128) -> Duration {
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The request may not run, by the time that it says.
-pub(super) fn untimely(rule: &RequestTime, untimely: Untimely) -> Problem {
+pub(super) fn untimely(rule: &RequestTime, untimely: RequestTimeFault) -> Problem {
     let RequestTime { from, max_age, skew } = rule;
     // More than a few digits would not help a person, but for those that show that it is too much.
     let shown = |time: Duration, most: Duration| {
@@ -423,16 +423,16 @@ pub(super) fn untimely(rule: &RequestTime, untimely: Untimely) -> Problem {
         if time > YEAR && most < YEAR { "more than a year".to_owned() } else { shown.to_string() }
     };
     let what = match untimely {
-        Untimely::Missing => format!("the request has no `{from}`, which says when it was made"),
-        Untimely::Unreadable => {
+        RequestTimeFault::Missing => format!("the request has no `{from}`, which says when it was made"),
+        RequestTimeFault::Unreadable => {
             format!("`{from}` is not one time: send RFC 3339, an HTTP date, or seconds or milliseconds since 1970")
         }
-        Untimely::Old { age } => format!(
+        RequestTimeFault::Old { age } => format!(
             "by `{from}` the request is {} old, and may run until it is {}",
             shown(age, *max_age),
             humantime::format_duration(*max_age)
         ),
-        Untimely::Ahead { by } => format!(
+        RequestTimeFault::Ahead { by } => format!(
             "by `{from}` the request was made in {}, and clocks may differ by {}",
             shown(by, *skew),
             humantime::format_duration(*skew)

@@ -75,7 +75,7 @@ pub enum Body<'a> {
 
 /// How a body counts in a fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counted {
+pub enum BodyComparison {
     /// Not at all.
     None,
     /// By the content of its JSON.
@@ -85,12 +85,12 @@ pub enum Counted {
     /// As multipart without its boundary.
     Multipart,
     /// Byte for byte.
-    Bytes(Because),
+    Bytes(BytewiseReason),
 }
 
 /// Why a body counts byte for byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Because {
+pub enum BytewiseReason {
     /// The recipe says so.
     Asked,
     /// It is coded, as `Content-Encoding` says, and what it holds is not looked into.
@@ -180,18 +180,18 @@ impl Recipe {
 
     /// How a body counts in the digest of a request with these headers.
     #[must_use]
-    pub fn counted(&self, headers: &HeaderMap, body: &[u8]) -> Counted {
+    pub fn counted(&self, headers: &HeaderMap, body: &[u8]) -> BodyComparison {
         if !self.body {
-            return Counted::None;
+            return BodyComparison::None;
         }
         match self.take(headers, body) {
-            Content::None => Counted::None,
+            Content::None => BodyComparison::None,
             Content::Json(canonical) => match self.parts(&canonical) {
-                Some(_) => Counted::JsonParts,
-                None => Counted::Json,
+                Some(_) => BodyComparison::JsonParts,
+                None => BodyComparison::Json,
             },
-            Content::Multipart(_) => Counted::Multipart,
-            Content::Bytes(why) => Counted::Bytes(why),
+            Content::Multipart(_) => BodyComparison::Multipart,
+            Content::Bytes(why) => BodyComparison::Bytes(why),
         }
     }
 
@@ -222,13 +222,13 @@ impl Recipe {
             Reading::Bytes(why) => Content::Bytes(why),
             Reading::Json => match json::canonical(body, &self.exclude) {
                 Ok(canonical) => Content::Json(canonical),
-                Err(Fault::Syntax) => Content::Bytes(Because::Malformed),
-                Err(Fault::TooDeep) => Content::Bytes(Because::TooDeep),
-                Err(Fault::Ambiguous) => Content::Bytes(Because::Ambiguous),
+                Err(Fault::Syntax) => Content::Bytes(BytewiseReason::Malformed),
+                Err(Fault::TooDeep) => Content::Bytes(BytewiseReason::TooDeep),
+                Err(Fault::Ambiguous) => Content::Bytes(BytewiseReason::Ambiguous),
             },
             Reading::Multipart { boundary } => match multipart::split(body, &boundary) {
                 Some(pieces) => Content::Multipart(pieces),
-                None => Content::Bytes(Because::Malformed),
+                None => Content::Bytes(BytewiseReason::Malformed),
             },
         }
     }
@@ -257,16 +257,16 @@ impl Recipe {
     fn read(&self, headers: &HeaderMap) -> Reading {
         match self.form {
             BodyForm::None => Reading::None,
-            BodyForm::Bytes => Reading::Bytes(Because::Asked),
-            _ if media::is_coded(headers) => Reading::Bytes(Because::Coded),
+            BodyForm::Bytes => Reading::Bytes(BytewiseReason::Asked),
+            _ if media::is_coded(headers) => Reading::Bytes(BytewiseReason::Coded),
             BodyForm::Json => Reading::Json,
             BodyForm::Auto => match Media::read(headers) {
                 Some(media) if media.is_json() => Reading::Json,
                 Some(media) if media.essence.starts_with("multipart/") => match media.parameter("boundary") {
                     Some(boundary) => Reading::Multipart { boundary },
-                    None => Reading::Bytes(Because::NoBoundary),
+                    None => Reading::Bytes(BytewiseReason::NoBoundary),
                 },
-                _ => Reading::Bytes(Because::Type),
+                _ => Reading::Bytes(BytewiseReason::Type),
             },
         }
     }
@@ -312,13 +312,13 @@ enum Content<'b> {
     Json(Vec<u8>),
     /// Its parts.
     Multipart(Vec<&'b [u8]>),
-    Bytes(Because),
+    Bytes(BytewiseReason),
 }
 
 /// How one body is read.
 enum Reading {
     None,
-    Bytes(Because),
+    Bytes(BytewiseReason),
     Json,
     Multipart { boundary: Vec<u8> },
 }

@@ -17,6 +17,6 @@ pub fn check_interval(lease: Duration) -> Duration {
 /// How old a lease may be when the store acknowledges it. Less than a [`renewal_interval`] would be left after that, and the first
 /// renewal may come a [`check_interval`] later: the lease could run out under a request that has just been sent.
 #[must_use]
-pub fn latest_start(lease: Duration) -> Duration {
+pub fn max_age_at_start(lease: Duration) -> Duration {
     lease - renewal_interval(lease)
 }

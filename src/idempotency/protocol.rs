@@ -63,11 +63,11 @@ pub enum Event {
     Follows,
     /// After [`Action::Follow`] and [`Action::FollowToEnd`]: how far the leader has come.
     Followed(Followed),
-    /// After [`Action::Permit`]: records may be claimed under this request's configuration.
+    /// After [`Action::AskPermission`]: records may be claimed under this request's configuration.
     Permitted,
-    /// After [`Action::Permit`]: the rules by which the request's identity was made are no longer in force.
+    /// After [`Action::AskPermission`]: the rules by which the request's identity was made are no longer in force.
     Retired,
-    /// The request may not run; it still gets the answer of a record, if there is one. It follows [`Action::Permit`]. It may also
+    /// The request may not run; it still gets the answer of a record, if there is one. It follows [`Action::AskPermission`]. It may also
     /// follow a claim, in place of [`Event::Claimed`]: then the store has acknowledged the claim.
     Barred,
     /// After [`Action::Claim`], [`Action::Supersede`] or [`Action::Reclaim`]: the store has acknowledged the claim.
@@ -179,7 +179,7 @@ pub enum Action {
     /// Wait until the leader's attempt has ended.
     FollowToEnd,
     /// Find out whether the request may run, and hold the configuration's permission to claim until the claim is certain.
-    Permit,
+    AskPermission,
     /// Ask the store for a new record.
     Claim,
     /// Ask the store to replace a record.

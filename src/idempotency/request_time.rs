@@ -22,7 +22,7 @@ pub struct RequestTime {
 
 /// Why a request may not run. A message describes it without the header's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Untimely {
+pub enum RequestTimeFault {
     /// It has no time.
     Missing,
     /// It has several, or one that cannot be read.
@@ -45,19 +45,21 @@ const MILLISECONDS_FROM: u64 = 100_000_000_000;
 
 impl RequestTime {
     /// Whether a request with these headers may run at this time.
-    pub fn judge(&self, headers: &HeaderMap, now: Timestamp) -> Result<(), Untimely> {
+    pub fn judge(&self, headers: &HeaderMap, now: Timestamp) -> Result<(), RequestTimeFault> {
         let mut lines = headers.get_all(&self.from).iter();
         let made = match (lines.next(), lines.next()) {
-            (None, _) => return Err(Untimely::Missing),
-            (Some(line), None) => line.to_str().ok().and_then(|text| read(text.trim())).ok_or(Untimely::Unreadable)?,
-            (Some(_), Some(_)) => return Err(Untimely::Unreadable),
+            (None, _) => return Err(RequestTimeFault::Missing),
+            (Some(line), None) => {
+                line.to_str().ok().and_then(|text| read(text.trim())).ok_or(RequestTimeFault::Unreadable)?
+            }
+            (Some(_), Some(_)) => return Err(RequestTimeFault::Unreadable),
         };
         let (age, by) = (now.since(made), made.since(now));
         // At `max_age` it is too old: a record of the same age is forgotten then.
         if age >= self.max_age {
-            return Err(Untimely::Old { age });
+            return Err(RequestTimeFault::Old { age });
         }
-        if by > self.skew { Err(Untimely::Ahead { by }) } else { Ok(()) }
+        if by > self.skew { Err(RequestTimeFault::Ahead { by }) } else { Ok(()) }
     }
 }
 
@@ -145,7 +147,7 @@ mod tests {
         RequestTime { from, max_age: Duration::from_millis(max_age), skew: Duration::from_millis(skew) }
     }
 
-    fn judge(rule: &RequestTime, lines: &[&str], now: u64) -> Result<(), Untimely> {
+    fn judge(rule: &RequestTime, lines: &[&str], now: u64) -> Result<(), RequestTimeFault> {
         let line = |text: &&str| (rule.from.clone(), HeaderValue::from_str(text).unwrap());
         rule.judge(&lines.iter().map(line).collect(), Timestamp(now))
     }
@@ -208,8 +210,8 @@ mod tests {
     #[test]
     fn a_request_runs_within_its_bounds() {
         let rule = rule(3_600_000, 300_000);
-        let old = |age| Err(Untimely::Old { age: Duration::from_millis(age) });
-        let ahead = |by| Err(Untimely::Ahead { by: Duration::from_millis(by) });
+        let old = |age| Err(RequestTimeFault::Old { age: Duration::from_millis(age) });
+        let ahead = |by| Err(RequestTimeFault::Ahead { by: Duration::from_millis(by) });
         for (made, judged) in [
             (NOW, Ok(())),
             (NOW - 3_599_999, Ok(())),
@@ -221,10 +223,10 @@ mod tests {
             let text = if made == 0 { "0".to_owned() } else { made.to_string() };
             assert_eq!(judge(&rule, &[&text], NOW), judged, "{made}");
         }
-        assert_eq!(judge(&rule, &[], NOW), Err(Untimely::Missing));
-        assert_eq!(judge(&rule, &["soon"], NOW), Err(Untimely::Unreadable));
+        assert_eq!(judge(&rule, &[], NOW), Err(RequestTimeFault::Missing));
+        assert_eq!(judge(&rule, &["soon"], NOW), Err(RequestTimeFault::Unreadable));
         let now = NOW.to_string();
-        assert_eq!(judge(&rule, &[&now, &now], NOW), Err(Untimely::Unreadable), "two lines");
+        assert_eq!(judge(&rule, &[&now, &now], NOW), Err(RequestTimeFault::Unreadable), "two lines");
     }
 
     /// One try of a request: when it comes, how far the clock of its gate is off, and how long the store takes for its claim.

@@ -32,7 +32,7 @@ pub struct Shadow {
     /// When it came and when it was over.
     pub span: Span,
     /// What the record would hold.
-    pub course: Course,
+    pub outcome: ShadowOutcome,
     /// The status of its answer, where it had one.
     pub status: Option<StatusCode>,
     /// Until when the record would stand.
@@ -54,7 +54,7 @@ pub struct Span {
 
 /// What a record would hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
+pub enum ShadowOutcome {
     /// The answer.
     Kept,
     /// That there was an answer.
@@ -98,12 +98,13 @@ impl Shadow {
         let (state, now, until, answer) = if is_running {
             (State::InFlight, later.began, first.ended, None)
         } else {
-            let content = (self.course == Course::Kept).then(|| Content { body: Bytes::new(), trailers: Vec::new() });
+            let content =
+                (self.outcome == ShadowOutcome::Kept).then(|| Content { body: Bytes::new(), trailers: Vec::new() });
             let status = self.status.unwrap_or(StatusCode::OK);
             let answer = Answer { status, reason: None, headers: Vec::new(), content }.encode();
-            match self.course {
-                Course::Kept | Course::Tombstone => (State::Completed, over, self.until, Some(answer)),
-                Course::Unknown => (State::Unknown, over, self.until, None),
+            match self.outcome {
+                ShadowOutcome::Kept | ShadowOutcome::Tombstone => (State::Completed, over, self.until, Some(answer)),
+                ShadowOutcome::Unknown => (State::Unknown, over, self.until, None),
             }
         };
         let claimed_at = first.began;
@@ -128,14 +129,14 @@ impl Shadow {
     /// The stored form, with the head of the record.
     #[must_use]
     pub fn encode(&self, head: &Head) -> Bytes {
-        let course = match self.course {
-            Course::Kept => 0,
-            Course::Tombstone => 1,
-            Course::Unknown => 2,
+        let outcome = match self.outcome {
+            ShadowOutcome::Kept => 0,
+            ShadowOutcome::Tombstone => 1,
+            ShadowOutcome::Unknown => 2,
         };
         let head = head.encode();
         let mut out = Vec::with_capacity(39 + head.len());
-        out.extend_from_slice(&[VERSION, PLAIN, course]);
+        out.extend_from_slice(&[VERSION, PLAIN, outcome]);
         out.extend_from_slice(&self.status.map_or(0, |status| status.as_u16()).to_be_bytes());
         for time in [self.span.began, self.span.ended, self.until] {
             out.extend_from_slice(&time.0.to_be_bytes());
@@ -152,7 +153,7 @@ impl Shadow {
     /// Another version of oncegate wrote it.
     pub fn decode(bytes: &Bytes) -> Result<(Self, Head), Unreadable> {
         let mut reader = Reader::new(bytes);
-        let [version, envelope, course] = reader.array()?;
+        let [version, envelope, outcome] = reader.array()?;
         let status = match u16::from_be_bytes(reader.array()?) {
             0 => None,
             status => Some(StatusCode::from_u16(status).map_err(|_| Unreadable)?),
@@ -163,13 +164,13 @@ impl Shadow {
         let is_answered = reader.flag()?;
         let answer = Some(reader.array()?).filter(|_| is_answered);
         let head = Head::decode(&reader.rest())?;
-        let course = match (version, envelope, course) {
-            (VERSION, PLAIN, 0) => Course::Kept,
-            (VERSION, PLAIN, 1) => Course::Tombstone,
-            (VERSION, PLAIN, 2) => Course::Unknown,
+        let outcome = match (version, envelope, outcome) {
+            (VERSION, PLAIN, 0) => ShadowOutcome::Kept,
+            (VERSION, PLAIN, 1) => ShadowOutcome::Tombstone,
+            (VERSION, PLAIN, 2) => ShadowOutcome::Unknown,
             _ => return Err(Unreadable),
         };
-        Ok((Self { span: Span { began, ended }, course, status, until, runs, answer }, head))
+        Ok((Self { span: Span { began, ended }, outcome, status, until, runs, answer }, head))
     }
 }
 
@@ -195,10 +196,10 @@ mod tests {
         Span { began: Timestamp(began), ended: Timestamp(ended) }
     }
 
-    fn shadow(course: Course) -> Shadow {
+    fn shadow(outcome: ShadowOutcome) -> Shadow {
         Shadow {
             span: span(1000, 2000),
-            course,
+            outcome,
             status: Some(StatusCode::CREATED),
             until: Timestamp(10_000),
             runs: 1,
@@ -213,13 +214,13 @@ mod tests {
     #[test]
     fn a_retry_would_have_got_what_the_record_would_have_said() {
         let policy = Policy::default();
-        let kept = |other| meets(&shadow(Course::Kept), &policy, other);
+        let kept = |other| meets(&shadow(ShadowOutcome::Kept), &policy, other);
         assert!(matches!(kept(span(2000, 2100)), Decision::Replay(answer) if answer.status == StatusCode::CREATED));
         assert_eq!(
-            meets(&shadow(Course::Tombstone), &policy, span(2000, 2100)),
+            meets(&shadow(ShadowOutcome::Tombstone), &policy, span(2000, 2100)),
             Decision::NotStored(StatusCode::CREATED)
         );
-        assert_eq!(meets(&shadow(Course::Unknown), &policy, span(2000, 2100)), Decision::Unknown);
+        assert_eq!(meets(&shadow(ShadowOutcome::Unknown), &policy, span(2000, 2100)), Decision::Unknown);
         let running = |elapsed| {
             let lease_left = Some(Duration::from_secs(1) - elapsed);
             Decision::InFlight(RunningAttempt { elapsed, lease_left })
@@ -228,8 +229,9 @@ mod tests {
         assert_eq!(kept(span(9_999, 10_500)), kept(span(2000, 2100)));
         assert_eq!(kept(span(10_000, 10_500)), Decision::Supersede, "it would have expired");
         let retry = Policy { recovery: Recovery::Retry, ..Policy::default() };
-        assert_eq!(meets(&shadow(Course::Unknown), &retry, span(2000, 2100)), Decision::Supersede);
-        let differs = |proof, is_same| shadow(Course::Kept).decide(&policy, &head(), span(1500, 1600), proof, is_same);
+        assert_eq!(meets(&shadow(ShadowOutcome::Unknown), &retry, span(2000, 2100)), Decision::Supersede);
+        let differs =
+            |proof, is_same| shadow(ShadowOutcome::Kept).decide(&policy, &head(), span(1500, 1600), proof, is_same);
         assert_eq!(differs(None, false), Decision::Reused);
         assert_eq!(differs(Some(&Proof([3; 32])), true), Decision::CallerDiffers);
     }
@@ -237,31 +239,31 @@ mod tests {
     #[test]
     fn who_would_have_waited_gets_the_answer_if_it_is_there_in_time() {
         let wait = |millis| Policy { in_flight: InFlight::Wait(Duration::from_millis(millis)), ..Policy::default() };
-        let kept = |policy: &Policy| meets(&shadow(Course::Kept), policy, span(1500, 1600));
+        let kept = |policy: &Policy| meets(&shadow(ShadowOutcome::Kept), policy, span(1500, 1600));
         assert!(matches!(kept(&wait(500)), Decision::Replay(_)));
         assert!(matches!(kept(&wait(499)), Decision::InFlight(_)));
     }
 
     #[test]
     fn who_came_first_is_the_one_that_would_have_run() {
-        let first = Shadow { span: span(1000, 3000), ..shadow(Course::Kept) };
-        let second = Shadow { span: span(1500, 1600), runs: 2, answer: Some([4; 8]), ..shadow(Course::Unknown) };
+        let first = Shadow { span: span(1000, 3000), ..shadow(ShadowOutcome::Kept) };
+        let second = Shadow { span: span(1500, 1600), runs: 2, answer: Some([4; 8]), ..shadow(ShadowOutcome::Unknown) };
         assert!(second.span.came_during(first.span) && !first.span.came_during(second.span));
         assert!(!span(3000, 3100).came_during(first.span), "it came later");
         let stands = first.with_runs_of(&second);
-        assert_eq!((stands.span, stands.course, stands.runs), (first.span, Course::Kept, 2));
+        assert_eq!((stands.span, stands.outcome, stands.runs), (first.span, ShadowOutcome::Kept, 2));
         assert!(matches!(meets(&stands, &Policy::default(), span(2000, 2100)), Decision::InFlight(_)));
     }
 
     #[test]
     fn a_key_that_runs_again_is_told_once() {
-        let first = Shadow { answer: Some([1; 8]), ..shadow(Course::Kept) };
+        let first = Shadow { answer: Some([1; 8]), ..shadow(ShadowOutcome::Kept) };
         let (second, again) = first.run_again(Some([2; 8]));
         assert_eq!(again, Some(RunAgain { differs: true }));
         assert_eq!(second.run_again(Some([3; 8])).1, None);
         assert_eq!(first.run_again(Some([1; 8])).1, Some(RunAgain { differs: false }));
         assert_eq!(first.run_again(None).1, Some(RunAgain { differs: false }), "nobody knows");
-        let unknown = Shadow { runs: 0, ..shadow(Course::Unknown) };
+        let unknown = Shadow { runs: 0, ..shadow(ShadowOutcome::Unknown) };
         let (ran, again) = unknown.run_again(Some([1; 8]));
         assert_eq!((ran.runs, ran.answer, again), (1, Some([1; 8]), None));
     }
@@ -277,7 +279,7 @@ mod tests {
             for in_flight in [InFlight::Reject, wait] {
                 let policy = Policy { in_flight, ..Policy::default() };
                 let met = |first: Span, second: Span| {
-                    let shadow = Shadow { span: first, ..shadow(Course::Kept) };
+                    let shadow = Shadow { span: first, ..shadow(ShadowOutcome::Kept) };
                     matches!(meets(&shadow, &policy, second), Decision::InFlight(_))
                 };
                 prop_assert_eq!(met(spans[0], spans[1]), met(spans[1], spans[0]));
@@ -286,11 +288,11 @@ mod tests {
 
         #[test]
         fn the_stored_form_is_read_back(
-            times in any::<[u64; 3]>(), runs in 0..3u8, answer in any::<Option<[u8; 8]>>(), status in 0..900u16, course in 0..3,
+            times in any::<[u64; 3]>(), runs in 0..3u8, answer in any::<Option<[u8; 8]>>(), status in 0..900u16, outcome in 0..3,
         ) {
             let shadow = Shadow {
                 span: span(times[0], times[1]),
-                course: [Course::Kept, Course::Tombstone, Course::Unknown][course as usize],
+                outcome: [ShadowOutcome::Kept, ShadowOutcome::Tombstone, ShadowOutcome::Unknown][outcome as usize],
                 status: StatusCode::from_u16(status + 100).ok().filter(|_| status > 0),
                 until: Timestamp(times[2]),
                 runs,

@@ -13,7 +13,7 @@ use super::scope::credentials;
 
 /// What a request carries of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried<'a> {
+pub enum PresentedToken<'a> {
     /// None, or credentials of another scheme.
     Nothing,
     /// One, not verified.
@@ -22,7 +22,7 @@ pub enum Carried<'a> {
     Several,
 }
 
-impl<'a> Carried<'a> {
+impl<'a> PresentedToken<'a> {
     /// What the header of this name has. In `Authorization` a token follows `Bearer` (RFC 6750, 2.1); in any other header the
     /// word may be left out.
     #[must_use]
@@ -57,17 +57,17 @@ pub enum ClaimValue {
 
 /// A payload that two readers could read differently, or that is no object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unsound;
+pub struct InvalidPayload;
 
 impl TokenClaims {
     /// Of a token's payload. A claim that is null counts as absent.
     ///
     /// # Errors
     /// The payload is not a JSON object, or one of its objects has a name twice.
-    pub fn parse(payload: &[u8]) -> Result<Self, Unsound> {
+    pub fn parse(payload: &[u8]) -> Result<Self, InvalidPayload> {
         // It refuses a name that stands twice, at any depth; the parser below would take the last one.
-        canonical(payload, &[]).map_err(|_| Unsound)?;
-        let members: HashMap<String, &RawValue> = serde_json::from_slice(payload).map_err(|_| Unsound)?;
+        canonical(payload, &[]).map_err(|_| InvalidPayload)?;
+        let members: HashMap<String, &RawValue> = serde_json::from_slice(payload).map_err(|_| InvalidPayload)?;
         let scalar = |mark: u8, text: &[u8]| ClaimValue::Scalar([&[mark], text].concat().into());
         let mut claims = Vec::with_capacity(members.len());
         for (name, value) in members {
@@ -76,7 +76,7 @@ impl TokenClaims {
                 Some(b'n') => continue,
                 Some(b't' | b'f') => scalar(b'b', written.as_bytes()),
                 Some(b'"') => {
-                    let text: String = serde_json::from_str(written).map_err(|_| Unsound)?;
+                    let text: String = serde_json::from_str(written).map_err(|_| InvalidPayload)?;
                     scalar(b's', text.as_bytes())
                 }
                 Some(b'{' | b'[') => ClaimValue::Nested,
@@ -129,10 +129,10 @@ mod tests {
     fn carried(name: &'static str, lines: &[&'static str]) -> Option<Option<String>> {
         let name = HeaderName::from_static(name);
         let headers = lines.iter().map(|line| (name.clone(), HeaderValue::from_static(line))).collect();
-        match Carried::of(&headers, &name) {
-            Carried::Nothing => None,
-            Carried::Token(token) => Some(Some(String::from_utf8(token.to_vec()).unwrap())),
-            Carried::Several => Some(None),
+        match PresentedToken::of(&headers, &name) {
+            PresentedToken::Nothing => None,
+            PresentedToken::Token(token) => Some(Some(String::from_utf8(token.to_vec()).unwrap())),
+            PresentedToken::Several => Some(None),
         }
     }
 

@@ -167,7 +167,7 @@ pub struct Take {
 
 /// Whose turn it is among the due deliveries of a route, where not all of them can be taken.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct LaneTurn {
     /// The lane that had the last one.
     pub(super) lane: Option<Lane>,
     /// Whether a lane goes before the oldest.
@@ -278,7 +278,7 @@ pub struct DeliveryCount {
     pub dead: u64,
 }
 
-impl Turn {
+impl LaneTurn {
     /// How many of so many go by age.
     pub(super) fn share_of_age(self, count: usize) -> usize {
         if self.is_lanes { count / 2 } else { count.div_ceil(2) }

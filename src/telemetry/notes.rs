@@ -46,7 +46,7 @@ pub struct Noted {
 
 /// The party that a request waits for.
 #[derive(Clone, Copy, Debug)]
-enum Party {
+enum Awaited {
     Upstream,
     Store,
 }
@@ -55,7 +55,7 @@ enum Party {
 #[must_use = "it measures until it is dropped"]
 pub struct Timing {
     notes: Arc<Notes>,
-    of: Party,
+    of: Awaited,
     began: Instant,
 }
 
@@ -86,12 +86,12 @@ impl Notes {
     /// The request is sent to this upstream, and waits for it.
     pub fn asks_upstream(self: &Arc<Self>, name: &str) -> Timing {
         self.note(|noted| noted.upstream = Some(name.to_owned()));
-        Timing { notes: Arc::clone(self), of: Party::Upstream, began: Instant::now() }
+        Timing { notes: Arc::clone(self), of: Awaited::Upstream, began: Instant::now() }
     }
 
     /// The request waits for the store.
     pub fn asks_store(self: &Arc<Self>) -> Timing {
-        Timing { notes: Arc::clone(self), of: Party::Store, began: Instant::now() }
+        Timing { notes: Arc::clone(self), of: Awaited::Store, began: Instant::now() }
     }
 
     /// An attempt begins now.
@@ -112,8 +112,8 @@ impl Drop for Timing {
         let took = self.began.elapsed();
         self.notes.note(|noted| {
             let time = match self.of {
-                Party::Upstream => &mut noted.upstream_time,
-                Party::Store => &mut noted.store_time,
+                Awaited::Upstream => &mut noted.upstream_time,
+                Awaited::Store => &mut noted.store_time,
             };
             *time = Some(time.unwrap_or_default() + took);
         });

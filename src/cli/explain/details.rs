@@ -6,12 +6,12 @@ use http::request::Parts;
 
 use crate::config::Resolved;
 use crate::http::headers::{ATTEMPT, OwnHeaders};
-use crate::idempotency::fingerprint::Because;
+use crate::idempotency::fingerprint::BytewiseReason;
 use crate::idempotency::key::title_case;
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::Timestamp;
-use crate::idempotency::request_time::Untimely;
+use crate::idempotency::request_time::RequestTimeFault;
 
 /// What a request has for each part of a template; nothing for another source.
 pub(super) fn template_parts(source: &KeySource, rule: &KeyRule, (head, body): (&Parts, &[u8])) -> Vec<String> {
@@ -51,23 +51,23 @@ pub(super) fn request_time(policy: &Policy, head: &Parts) -> Option<String> {
     let name = &rule.from;
     let would = match rule.judge(&head.headers, now) {
         Ok(()) => "it may run now",
-        Err(Untimely::Missing) => "it is not there, so the request does not run: 400 request-expired",
-        Err(Untimely::Unreadable) => "it is not one time, so the request does not run: 400 request-expired",
-        Err(Untimely::Old { .. }) => "it is too old to run by now: 400 request-expired",
-        Err(Untimely::Ahead { .. }) => "it is too far ahead to run now: 400 request-expired",
+        Err(RequestTimeFault::Missing) => "it is not there, so the request does not run: 400 request-expired",
+        Err(RequestTimeFault::Unreadable) => "it is not one time, so the request does not run: 400 request-expired",
+        Err(RequestTimeFault::Old { .. }) => "it is too old to run by now: 400 request-expired",
+        Err(RequestTimeFault::Ahead { .. }) => "it is too far ahead to run now: 400 request-expired",
     };
     Some(format!("header:{name}: {would}; a retry of what ran gets its answer all the same"))
 }
 
 /// Why a body counts byte for byte.
-pub(super) fn because_of(because: Because) -> &'static str {
+pub(super) fn bytewise_reason(because: BytewiseReason) -> &'static str {
     match because {
-        Because::Asked => "byte for byte, as fingerprint.body says",
-        Because::Coded => "byte for byte, because it is coded (Content-Encoding)",
-        Because::Type => "byte for byte, as its type is neither JSON nor multipart",
-        Because::NoBoundary => "byte for byte, because its Content-Type has no boundary that can be read",
-        Because::Malformed => "byte for byte, because it is not of the form that it should be of",
-        Because::TooDeep => "byte for byte, because its JSON nests too deep",
-        Because::Ambiguous => "byte for byte, because its JSON has a name that stands twice",
+        BytewiseReason::Asked => "byte for byte, as fingerprint.body says",
+        BytewiseReason::Coded => "byte for byte, because it is coded (Content-Encoding)",
+        BytewiseReason::Type => "byte for byte, as its type is neither JSON nor multipart",
+        BytewiseReason::NoBoundary => "byte for byte, because its Content-Type has no boundary that can be read",
+        BytewiseReason::Malformed => "byte for byte, because it is not of the form that it should be of",
+        BytewiseReason::TooDeep => "byte for byte, because its JSON nests too deep",
+        BytewiseReason::Ambiguous => "byte for byte, because its JSON has a name that stands twice",
     }
 }

@@ -7,7 +7,7 @@ use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
 use super::credential::{carrier, on_renewal};
-use super::details::{because_of, own_headers, request_time, template_parts};
+use super::details::{bytewise_reason, own_headers, request_time, template_parts};
 use super::policy::{built_in, other_default, policy_of, preset_of, show_quota, wrapped};
 use crate::config::Resolved;
 use crate::gate::describe::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
@@ -15,7 +15,7 @@ use crate::http::prefer;
 use crate::http::problem::Problem;
 use crate::idempotency::credential::Kind;
 use crate::idempotency::delivery::Async;
-use crate::idempotency::fingerprint::{Because, Counted, Recipe, stands_at};
+use crate::idempotency::fingerprint::{BodyComparison, BytewiseReason, Recipe, stands_at};
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RecordId;
@@ -370,18 +370,18 @@ impl Report<'_> {
         self.more(format!("of {}", self.ingredients(recipe).join(", ")));
         let body = self.request.body;
         let how = match identified.counted {
-            Counted::None => return,
+            BodyComparison::None => return,
             _ if body.is_empty() => return self.more("body: there is none, which is one of its own"),
-            Counted::Json => "by the content of its JSON: white space and the order of members do not count",
-            Counted::JsonParts => "by the included parts of its JSON",
-            Counted::Multipart => "as multipart without its boundary",
-            Counted::Bytes(because) => because_of(because),
+            BodyComparison::Json => "by the content of its JSON: white space and the order of members do not count",
+            BodyComparison::JsonParts => "by the included parts of its JSON",
+            BodyComparison::Multipart => "as multipart without its boundary",
+            BodyComparison::Bytes(because) => bytewise_reason(because),
         };
         self.more(format!("body: {how}"));
-        if !matches!(identified.counted, Counted::Json | Counted::JsonParts) {
+        if !matches!(identified.counted, BodyComparison::Json | BodyComparison::JsonParts) {
             return;
         }
-        if identified.counted == Counted::Json && !recipe.include.is_empty() {
+        if identified.counted == BodyComparison::Json && !recipe.include.is_empty() {
             self.more("it has none of the included parts, so all of it counts");
         }
         for (what, pointers) in [("included", &recipe.include), ("excluded", &recipe.exclude)] {
@@ -466,7 +466,7 @@ impl Report<'_> {
     }
 
     fn on_body(&self, identified: &Identified) -> Option<String> {
-        let by_bytes = matches!(identified.counted, Counted::Bytes(Because::Type));
+        let by_bytes = matches!(identified.counted, BodyComparison::Bytes(BytewiseReason::Type));
         let is_json = matches!(self.request.body.trim_ascii_start().first(), Some(b'{' | b'['))
             && serde_json::from_slice::<serde::de::IgnoredAny>(self.request.body).is_ok();
         let advice = "the body is JSON, and its Content-Type does not say so: it counts byte for byte, so that a retry \

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::{Present, PresentRoute, fingerprint, list, string};
 use crate::gate::identity::Former;
-use crate::gate::identity::coverage::{Instead, LostKeys};
+use crate::gate::identity::coverage::{LossReason, LostKeys};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::idempotency::key::title_case;
 use crate::store::IdentityChange;
@@ -22,8 +22,8 @@ pub(super) fn how_to_take(present: &Present<'_>, lost: &LostKeys) -> String {
     // The rules are the same as before.
     let Some(rules) = present.of(namespace).next().map(|route| route.rules.clone()) else { return String::new() };
     let former = Former::Described(rules.clone());
-    match &lost.instead {
-        Instead::NoRoute => {
+    match &lost.reason {
+        LossReason::NoRoute => {
             let everything = RouteDescription {
                 name: namespace.to_string(),
                 methods: lost.methods.iter().cloned().collect(),
@@ -42,13 +42,13 @@ pub(super) fn how_to_take(present: &Present<'_>, lost: &LostKeys) -> String {
                 "",
             )
         }
-        Instead::Unprotected(route, mode) => {
+        LossReason::Unprotected(route, mode) => {
             let place = format!("{}, without its mode = \"{}\"", present.place(route), mode.as_str());
             let mut lines = vec![setting("namespace", namespace)];
             lines.extend(rules_as_lines(&former, &rules));
             advice("Let the route that takes these requests protect them:", &[TomlLines { place, lines }], "")
         }
-        Instead::Other(route) => match present.routes.iter().find(|known| known.name == &**route) {
+        LossReason::Other(route) => match present.routes.iter().find(|known| known.name == &**route) {
             Some(known) if !known.is_on_file => restoring(present, &[known], (&former, &rules), Some(namespace)),
             _ => format!(
                 "     Leave {} out until the keys have expired: with `namespace = {}` it\n     would forget keys of its \
@@ -57,13 +57,13 @@ pub(super) fn how_to_take(present: &Present<'_>, lost: &LostKeys) -> String {
                 string(namespace)
             ),
         },
-        Instead::OtherSecret => {
+        LossReason::OtherSecret => {
             "     Leave the former secret in `[store] other_id_secret_files` until they have expired.\n".to_owned()
         }
-        Instead::Sealed => {
+        LossReason::Sealed => {
             "     Add the key that these records were encrypted with to `[store] encryption_keys`.\n".to_owned()
         }
-        Instead::Unreadable => {
+        LossReason::Unreadable => {
             "     Restore the former routes, or start the version of oncegate that wrote these records.\n".to_owned()
         }
     }

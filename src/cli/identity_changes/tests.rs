@@ -122,17 +122,17 @@ fn each_change_is_told_with_what_to_do() {
             run(&former, &next, &lives, true)
         }),
     ];
-    let other = |name| Instead::Other(Arc::from(name));
+    let other = |name| LossReason::Other(Arc::from(name));
     let open = "[[routes]]\nname = \"open\"\npath = \"/v1/open\"\nmode = \"pass\"\n";
     let named = [CHARGE, "namespace = \"default\"\n"].concat();
     let kept = [
-        ("a route that takes less", lost("", &named, &[(Instead::NoRoute, 1, true)], Occasion::Start)),
+        ("a route that takes less", lost("", &named, &[(LossReason::NoRoute, 1, true)], Occasion::Start)),
         ("a route that takes less, after an earlier version", {
-            lost("", &named, &[(Instead::NoRoute, 7, false)], Occasion::Start)
+            lost("", &named, &[(LossReason::NoRoute, 7, false)], Occasion::Start)
         }),
         ("routes that take requests away", {
             let next = [&*named, open, REFUND].concat();
-            let instead = [(Instead::Unprotected("open".into(), Mode::Pass), 2, true), (other("refund"), 9, true)];
+            let instead = [(LossReason::Unprotected("open".into(), Mode::Pass), 2, true), (other("refund"), 9, true)];
             lost("", &next, &instead, Occasion::Start)
         }),
         ("a route that takes requests away, and has keys", {
@@ -145,7 +145,7 @@ fn each_change_is_told_with_what_to_do() {
             lost(
                 "",
                 &named,
-                &[(Instead::NoRoute, 2, true), (Instead::Sealed, 5, true), (Instead::Unreadable, 1, true)],
+                &[(LossReason::NoRoute, 2, true), (LossReason::Sealed, 5, true), (LossReason::Unreadable, 1, true)],
                 Occasion::Reload,
             ),
         ),
@@ -153,7 +153,7 @@ fn each_change_is_told_with_what_to_do() {
             let next = format!(
                 "default_upstream = \"other\"\n{named}upstream = \"app\"\n[upstreams.other]\nurl = \"http://127.0.0.1:2\"\n"
             );
-            lost("", &next, &[(Instead::NoRoute, 1, true)], Occasion::Start)
+            lost("", &next, &[(LossReason::NoRoute, 1, true)], Occasion::Start)
         }),
     ];
     let upgrade = [("an upgrade, where the default scope is another one now", upgraded())];
@@ -178,15 +178,15 @@ fn are_as_agreed(file: &str, cases: impl IntoIterator<Item = (&'static str, Stri
 
 /// The report for `next` where `former` was adopted, and where so many keys of the namespace `default` are lost like this;
 /// with or without the former routes.
-fn lost(former: &str, next: &str, instead: &[(Instead, u64, bool)], occasion: Occasion) -> String {
+fn lost(former: &str, next: &str, instead: &[(LossReason, u64, bool)], occasion: Occasion) -> String {
     let (former, next) = (config(former), config(next));
     let (_, identities) = IdentityRules::of(&former.gate, &former.router).adoption();
     let found = identities.iter().find(|rule| &*rule.namespace == "default").unwrap();
     let described = NamespaceDescription::parse(found.description.as_deref().unwrap()).unwrap();
     let routes = described.coverage.unwrap().routes;
-    let lost = instead.iter().map(|(instead, keys, is_known)| LostKeys {
+    let lost = instead.iter().map(|(reason, keys, is_known)| LostKeys {
         namespace: "default".into(),
-        instead: instead.clone(),
+        reason: reason.clone(),
         keys: *keys,
         in_flight: keys / 5,
         until: Some(Timestamp(UNTIL)),

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::cli::table::{Table, text};
 
 /// The member with the whole answer.
-const ANSWER: &str = "answer";
+const ANSWER_FIELD: &str = "answer";
 
 pub(super) fn table() -> Table<7> {
     Table::new(["ID", "STATE", "ROUTE", "KEY", "AGE", "METHOD", "PATH"], "no records")
@@ -60,7 +60,7 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
     let known = ORDER.iter().filter_map(|name| members.get_key_value(*name));
     let others = members
         .iter()
-        .filter(|(name, _)| !ORDER.contains(&name.as_str()) && ![ANSWER, "etag"].contains(&name.as_str()));
+        .filter(|(name, _)| !ORDER.contains(&name.as_str()) && ![ANSWER_FIELD, "etag"].contains(&name.as_str()));
     for (name, value) in known.chain(others) {
         let mut shown = text(value);
         match name.as_str() {
@@ -98,7 +98,7 @@ pub(super) fn write_lacking(record: &Value, answer: bool, key: bool, out: &mut d
             }
         )?;
     }
-    if answer && record.get(ANSWER).is_none() {
+    if answer && record.get(ANSWER_FIELD).is_none() {
         writeln!(
             out,
             "{}",
@@ -114,7 +114,7 @@ pub(super) fn write_lacking(record: &Value, answer: bool, key: bool, out: &mut d
 
 /// The answer of a record, where it is shown, as HTTP/1.1 would have it: headers, body, trailers.
 pub(super) fn write_answer_of(record: &Value, out: &mut dyn Write) -> anyhow::Result<()> {
-    record.get(ANSWER).map_or(Ok(()), |answer| write_answer(answer, out))
+    record.get(ANSWER_FIELD).map_or(Ok(()), |answer| write_answer(answer, out))
 }
 
 /// What a cause means, for those that do not say it themselves.

@@ -33,7 +33,7 @@ const POLL: Duration = Duration::from_millis(200);
 const REMINDER: Duration = Duration::from_secs(10);
 
 /// How long the holder of the address may take to identify itself.
-const ANSWER: Duration = Duration::from_secs(1);
+const READYZ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sockets that the process inherited (sd_listen_fds(3)), with their names.
 #[derive(Debug, Default)]
@@ -217,7 +217,7 @@ async fn drains(address: SocketAddr, is_encrypted: bool) -> bool {
         let anybody = || tls::client(Trust::Anybody, None).ok().map(Arc::new);
         let tls = if is_encrypted { anybody() } else { None };
         let client = AdminClient::new(&address.to_string(), None, tls).ok()?;
-        let (status, body) = client.exchange_within(ANSWER, Method::GET, "/readyz", None).await.ok()?;
+        let (status, body) = client.exchange_within(READYZ_TIMEOUT, Method::GET, "/readyz", None).await.ok()?;
         let answer: Value = serde_json::from_slice(&body).ok()?;
         Some(status == StatusCode::SERVICE_UNAVAILABLE && answer["reason"] == admin::Phase::Draining.as_str())
     };

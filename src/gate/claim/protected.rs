@@ -398,7 +398,7 @@ impl ProtectedRequest {
             scope: Some(&self.policy().scope),
             docs: self.policy().docs.as_deref(),
             ignored: None,
-            watch: None,
+            observed: None,
             request: self.head.id,
             drain: &self.gate.shared.drain,
         }

@@ -15,11 +15,11 @@ use crate::idempotency::lease::check_interval;
 const SLOWEST: Duration = Duration::from_secs(5);
 
 /// How long the store may take to renew them.
-const ANSWER: Duration = Duration::from_secs(5);
+const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// When leases are looked at again that were skipped, as an upstream's transaction held their records: by the time it ends
 /// they may have passed, and whoever looks first would see them so.
-const SOON: Duration = Duration::from_millis(200);
+const SKIPPED_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 pub(in crate::gate) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut shortest = shared.shortest_lease.subscribe();
@@ -34,7 +34,7 @@ pub(in crate::gate) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<
                 continue;
             }
             _ = tick.tick() => {}
-            () = sleep(SOON), if is_left => {}
+            () = sleep(SKIPPED_AGAIN_AFTER), if is_left => {}
         }
         is_left = false;
         let (held, running): (Vec<_>, Vec<_>) = shared.single_flight.due().into_iter().unzip();
@@ -43,7 +43,7 @@ pub(in crate::gate) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<
         }
         let asked = Instant::now();
         let ids: Vec<_> = held.iter().map(|held| held.id).collect();
-        match timeout(ANSWER, shared.store.renew(held)).await {
+        match timeout(STORE_TIMEOUT, shared.store.renew(held)).await {
             Ok(Ok(renewed)) => {
                 let renewed: HashSet<_> = renewed.into_iter().collect();
                 let each = ids.iter().zip(&running).filter(|(id, _)| renewed.contains(id));

@@ -32,7 +32,7 @@ use crate::telemetry::rfc3339;
 const PATH: &str = "/.well-known/oncegate/requests/";
 
 /// How long a client waits that asks for what is not there yet, where nothing is known of how long it takes.
-const SOON: Duration = Duration::from_secs(1);
+const SHORTEST_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The path of the status of a request, by its record.
 pub(super) fn path_of(id: RecordId) -> String {
@@ -230,7 +230,7 @@ impl Gate {
         headers.insert(VARY, HeaderValue::from_name(ACCEPT));
         if matches!(progress, DeliveryProgress::Queued | DeliveryProgress::InFlight) {
             let wait = self.states[&route.name].estimator.remaining(Duration::ZERO, route.policy.deliver.timeout);
-            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait.max(SOON))));
+            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait.max(SHORTEST_RETRY_AFTER))));
         }
         response
     }
@@ -297,5 +297,6 @@ fn absent() -> Problem {
 }
 
 fn away() -> Problem {
-    Problem::new(Code::StoreUnavailable, "the store does not say what became of the request").retry_after(SOON)
+    Problem::new(Code::StoreUnavailable, "the store does not say what became of the request")
+        .retry_after(SHORTEST_RETRY_AFTER)
 }

@@ -24,7 +24,7 @@ use crate::http::fault::Fault;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
 use crate::idempotency::credential::{Credential, Kind};
-use crate::idempotency::fingerprint::{Body, Counted, Fingerprint, Subject};
+use crate::idempotency::fingerprint::{Body, BodyComparison, Fingerprint, Subject};
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::{Caller, ClientCertificate, ScopePart, ScopeWord};
@@ -101,7 +101,7 @@ pub struct Identified {
     /// What tells it from another request.
     pub fingerprint: Fingerprint,
     /// How its body counts in that.
-    pub counted: Counted,
+    pub counted: BodyComparison,
     /// The id of its record; nothing where part of the scope is unknown.
     pub id: Option<RecordId>,
 }

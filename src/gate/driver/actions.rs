@@ -34,7 +34,7 @@ enum Finished {
     Followed(Follower, Option<LeaderProgress>),
     FollowedToEnd(Option<LeaderProgress>),
     Permitted(ConfigGuard),
-    Counted(Result<QuotaPermit, Duration>, ConfigGuard),
+    BodyComparison(Result<QuotaPermit, Duration>, ConfigGuard),
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
     /// The claim stands, and the request may not run: see [`SecondLook`].
@@ -151,7 +151,7 @@ impl ActionExecutor {
                 let mut follower = needed(self.follower.take(), FOLLOWER)?;
                 self.begin_operation(async move { Finished::FollowedToEnd(follower.ended().await) });
             }
-            Action::Permit => return self.permit(),
+            Action::AskPermission => return self.ask_permission(),
             Action::Claim => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
                 let fresh = needed(self.fresh.clone(), FRESH)?;
@@ -320,11 +320,11 @@ impl ActionExecutor {
     async fn observe(&mut self, finished: Finished, failures: u32) -> Event {
         match finished {
             Finished::Permitted(permission) => self.permitted(permission),
-            Finished::Counted(Ok(permit), permission) => {
+            Finished::BodyComparison(Ok(permit), permission) => {
                 self.quota_permit = Some(permit);
                 self.permitted(permission)
             }
-            Finished::Counted(Err(wait), _) => self.quota_exceeded(wait),
+            Finished::BodyComparison(Err(wait), _) => self.quota_exceeded(wait),
             Finished::Changed => Event::Changed,
             Finished::Paused(event) => event,
             Finished::Followed(follower, progress) => match self.met(follower, progress).await {

@@ -32,7 +32,7 @@ pub struct Coverage<'a> {
     on_file: &'a [NamespaceRules],
     /// The namespaces that keep their rules and have other routes now.
     changed: BTreeMap<Arc<str>, Former>,
-    lost: BTreeMap<(Arc<str>, Instead), LostKeys>,
+    lost: BTreeMap<(Arc<str>, LossReason), LostKeys>,
 }
 
 /// Live keys of a namespace that its routes would no longer find, of requests that meet the same end.
@@ -40,8 +40,8 @@ pub struct Coverage<'a> {
 pub struct LostKeys {
     /// The namespace.
     pub namespace: Arc<str>,
-    /// What would become of a retry.
-    pub instead: Instead,
+    /// Why a retry does not find them.
+    pub reason: LossReason,
     /// How many they are.
     pub keys: u64,
     /// How many of them are in flight.
@@ -56,9 +56,9 @@ pub struct LostKeys {
     pub former: BTreeSet<RouteDescription>,
 }
 
-/// What becomes of a request that the routes of its namespace no longer take.
+/// Why a request no longer finds its record: what becomes of it under the new configuration.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Instead {
+pub enum LossReason {
     /// No route takes it.
     NoRoute,
     /// This route takes it, whose mode does not protect it.
@@ -134,20 +134,20 @@ impl<'a> Coverage<'a> {
         let rules = self.on_file.iter().find(|rules| rules.service == origin.service && rules.namespace == *namespace);
         let made_by = rules.and_then(|rules| rules.made_by(claimed_at, tag));
         let is_dropped = made_by.is_some_and(|tag| former.dropped.contains(&tag));
-        let (example, method, (instead, found_by)) = match head {
+        let (example, method, (reason, found_by)) = match head {
             Ok(head) if is_dropped => {
-                (Some(format!("{} {}", head.method, head.path)), None, (Instead::OtherSecret, None))
+                (Some(format!("{} {}", head.method, head.path)), None, (LossReason::OtherSecret, None))
             }
             Ok(head) => {
                 let Some(lost) = self.end_of(namespace, former, &head) else { return };
                 (Some(format!("{} {}", head.method, head.path)), Some(head.method.to_string()), lost)
             }
-            Err(_) if is_sealed(&listed.record.head) => (None, None, (Instead::Sealed, None)),
-            Err(_) => (None, None, (Instead::Unreadable, None)),
+            Err(_) if is_sealed(&listed.record.head) => (None, None, (LossReason::Sealed, None)),
+            Err(_) => (None, None, (LossReason::Unreadable, None)),
         };
-        let lost = self.lost.entry((Arc::clone(namespace), instead.clone())).or_insert_with(|| LostKeys {
+        let lost = self.lost.entry((Arc::clone(namespace), reason.clone())).or_insert_with(|| LostKeys {
             namespace: Arc::clone(namespace),
-            instead,
+            reason,
             keys: 0,
             in_flight: 0,
             until: None,
@@ -176,13 +176,13 @@ impl<'a> Coverage<'a> {
     }
 
     /// What would become of a request whose key would be lost, and the former route that found it.
-    fn end_of(&self, namespace: &str, former: &Former, head: &Head) -> Option<(Instead, Option<RouteDescription>)> {
+    fn end_of(&self, namespace: &str, former: &Former, head: &Head) -> Option<(LossReason, Option<RouteDescription>)> {
         let Head { method, path, .. } = head;
-        let instead = |host: &Option<String>| self.instead(namespace, method, host.as_deref(), head);
+        let reason = |host: &Option<String>| self.reason(namespace, method, host.as_deref(), head);
         let Some(FormerRoutes { router, described }) = &former.routes else {
             // It is not known with which of the hosts the request came.
-            let mut ends: Vec<Option<Instead>> = former.hosts.iter().map(instead).collect();
-            return ends.swap_remove(0).filter(|_| ends.iter().all(Option::is_some)).map(|instead| (instead, None));
+            let mut ends: Vec<Option<LossReason>> = former.hosts.iter().map(reason).collect();
+            return ends.swap_remove(0).filter(|_| ends.iter().all(Option::is_some)).map(|reason| (reason, None));
         };
         former.hosts.iter().find_map(|host| {
             let found_by = router.find(method, host.as_deref(), path);
@@ -192,25 +192,25 @@ impl<'a> Coverage<'a> {
                 return None;
             }
             let found_by = found_by.and_then(|found| described.iter().find(|route| *route.name == *found.name));
-            instead(host).map(|instead| (instead, found_by.cloned()))
+            reason(host).map(|reason| (reason, found_by.cloned()))
         })
     }
 
     /// What becomes of a request that the routes of the namespace do not take; nothing where one takes it, or where the
     /// request is refused.
-    fn instead(&self, namespace: &str, method: &Method, host: Option<&str>, head: &Head) -> Option<Instead> {
+    fn reason(&self, namespace: &str, method: &Method, host: Option<&str>, head: &Head) -> Option<LossReason> {
         match self.present.choose(method, host, &head.path) {
             // What follows a path that was cut may make it another.
-            Err(_) if head.is_path_cut() => Some(Instead::NoRoute),
+            Err(_) if head.is_path_cut() => Some(LossReason::NoRoute),
             Err(_) => None,
-            Ok(None) => Some(Instead::NoRoute),
+            Ok(None) => Some(LossReason::NoRoute),
             Ok(Some(route)) if !route.policy.mode.protects() => {
-                Some(Instead::Unprotected(Arc::clone(&route.name), route.policy.mode))
+                Some(LossReason::Unprotected(Arc::clone(&route.name), route.policy.mode))
             }
             // What follows a path that was cut may belong to another route, except under one that takes whatever follows.
             Ok(Some(route)) if *route.namespace == *namespace && (!head.is_path_cut() || route.path.is_open()) => None,
-            Ok(Some(route)) if *route.namespace == *namespace => Some(Instead::NoRoute),
-            Ok(Some(route)) => Some(Instead::Other(Arc::clone(&route.name))),
+            Ok(Some(route)) if *route.namespace == *namespace => Some(LossReason::NoRoute),
+            Ok(Some(route)) => Some(LossReason::Other(Arc::clone(&route.name))),
         }
     }
 }

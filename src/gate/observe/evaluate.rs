@@ -17,7 +17,7 @@ use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp};
 use crate::idempotency::settle::{BodyOutcomes, Control, Ending, Verdict, settle};
-use crate::idempotency::shadow::{Course, RunAgain, Shadow, Span};
+use crate::idempotency::shadow::{RunAgain, Shadow, ShadowOutcome, Span};
 use crate::store::{Claim, End as RecordEnd, Error, Expiry, NewRecord};
 use crate::telemetry::observed::{Dropped, Example};
 use crate::telemetry::outcome::{Code, Outcome};
@@ -312,16 +312,16 @@ impl Exchange {
     /// The shadow of the first of a key.
     fn shadow(&self, policy: &Policy) -> Shadow {
         let Self { span, verdict, status, answer, ran, .. } = *self;
-        let (course, until) = match verdict {
+        let (outcome, until) = match verdict {
             Verdict::Complete { ttl, keep_body } => {
                 let until = span.began.plus(ttl);
                 // As for a record: one that is dead on arrival would let a retry run.
                 let until = if until <= span.ended { span.ended.plus(ttl) } else { until };
-                (if keep_body { Course::Kept } else { Course::Tombstone }, until)
+                (if keep_body { ShadowOutcome::Kept } else { ShadowOutcome::Tombstone }, until)
             }
-            Verdict::Hold | Verdict::Release => (Course::Unknown, span.ended.plus(policy.unknown_ttl)),
+            Verdict::Hold | Verdict::Release => (ShadowOutcome::Unknown, span.ended.plus(policy.unknown_ttl)),
         };
-        Shadow { span, course, status, until, runs: u8::from(ran), answer: answer.filter(|_| ran) }
+        Shadow { span, outcome, status, until, runs: u8::from(ran), answer: answer.filter(|_| ran) }
     }
 }
 

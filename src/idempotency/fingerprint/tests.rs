@@ -255,22 +255,22 @@ fn how_a_body_counts_is_told() {
     let coded = &[("content-type", "application/json"), ("content-encoding", "gzip")];
     let deep = format!("{}{}", "[".repeat(500), "]".repeat(500));
     for (recipe, lines, body, counted) in [
-        (&auto, JSON, "{}", Counted::Json),
-        (&auto, JSON, "{", Counted::Bytes(Because::Malformed)),
-        (&auto, JSON, "", Counted::Bytes(Because::Malformed)),
-        (&auto, JSON, "{\"a\":1,\"a\":2}", Counted::Bytes(Because::Ambiguous)),
-        (&auto, JSON, &*deep, Counted::Bytes(Because::TooDeep)),
-        (&auto, coded, "{}", Counted::Bytes(Because::Coded)),
-        (&auto, &[], "{}", Counted::Bytes(Because::Type)),
-        (&auto, multipart, "--b--", Counted::Multipart),
-        (&auto, multipart, "--c--", Counted::Bytes(Because::Malformed)),
-        (&auto, &[("content-type", "multipart/mixed")], "", Counted::Bytes(Because::NoBoundary)),
-        (&recipe(BodyForm::Json, &[]), &[], "{}", Counted::Json),
-        (&recipe(BodyForm::Bytes, &[]), JSON, "{}", Counted::Bytes(Because::Asked)),
-        (&recipe(BodyForm::None, &[]), JSON, "{}", Counted::None),
-        (&Recipe { body: false, ..Recipe::default() }, JSON, "{}", Counted::None),
-        (&recipe(BodyForm::Auto, &["/a", "/b"]), JSON, "{\"b\":1}", Counted::JsonParts),
-        (&recipe(BodyForm::Auto, &["/a"]), JSON, "{\"b\":1}", Counted::Json),
+        (&auto, JSON, "{}", BodyComparison::Json),
+        (&auto, JSON, "{", BodyComparison::Bytes(BytewiseReason::Malformed)),
+        (&auto, JSON, "", BodyComparison::Bytes(BytewiseReason::Malformed)),
+        (&auto, JSON, "{\"a\":1,\"a\":2}", BodyComparison::Bytes(BytewiseReason::Ambiguous)),
+        (&auto, JSON, &*deep, BodyComparison::Bytes(BytewiseReason::TooDeep)),
+        (&auto, coded, "{}", BodyComparison::Bytes(BytewiseReason::Coded)),
+        (&auto, &[], "{}", BodyComparison::Bytes(BytewiseReason::Type)),
+        (&auto, multipart, "--b--", BodyComparison::Multipart),
+        (&auto, multipart, "--c--", BodyComparison::Bytes(BytewiseReason::Malformed)),
+        (&auto, &[("content-type", "multipart/mixed")], "", BodyComparison::Bytes(BytewiseReason::NoBoundary)),
+        (&recipe(BodyForm::Json, &[]), &[], "{}", BodyComparison::Json),
+        (&recipe(BodyForm::Bytes, &[]), JSON, "{}", BodyComparison::Bytes(BytewiseReason::Asked)),
+        (&recipe(BodyForm::None, &[]), JSON, "{}", BodyComparison::None),
+        (&Recipe { body: false, ..Recipe::default() }, JSON, "{}", BodyComparison::None),
+        (&recipe(BodyForm::Auto, &["/a", "/b"]), JSON, "{\"b\":1}", BodyComparison::JsonParts),
+        (&recipe(BodyForm::Auto, &["/a"]), JSON, "{\"b\":1}", BodyComparison::Json),
     ] {
         assert_eq!(recipe.counted(&headers(lines), body.as_bytes()), counted, "{recipe:?} {body}");
     }

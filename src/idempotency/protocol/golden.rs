@@ -274,7 +274,7 @@ fn describe(action: &Action) -> String {
         Action::Join => "asks who leads for the key in its process",
         Action::Follow => "waits until the leader knows what the store has",
         Action::FollowToEnd => "waits until the leader's attempt has ended",
-        Action::Permit => "asks whether it may run under a configuration that is in force",
+        Action::AskPermission => "asks whether it may run under a configuration that is in force",
         Action::Claim => "asks the store for a new record",
         Action::Supersede(_) => "asks the store to take over the record",
         Action::Look => "reads the record",

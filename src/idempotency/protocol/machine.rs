@@ -6,7 +6,7 @@ use self::probing::Probing;
 use self::resending::Resending;
 use self::waiting::{Place, Waiting};
 use super::super::decide::Decision;
-use super::super::lease::latest_start;
+use super::super::lease::max_age_at_start;
 use super::super::record::Version;
 use super::{Action, Event, Followed, ProtocolLimits, RecordView, Reply, Settlement};
 
@@ -161,7 +161,7 @@ impl Protocol {
         match event {
             Event::Leads => {
                 let claiming = Claiming { since: now, seen: None, is_given_up: false };
-                self.go(Phase::Permitting(claiming), [Action::Permit])
+                self.go(Phase::Permitting(claiming), [Action::AskPermission])
             }
             Event::Follows => {
                 self.go(Phase::Following { deadline: now + self.limits.settle_timeout }, [Action::Follow])
@@ -241,7 +241,7 @@ impl Protocol {
     ) -> Vec<Action> {
         match event {
             Event::Claimed if claiming.is_given_up => self.withdraw(None, []),
-            Event::Claimed if now - claiming.since > latest_start(self.limits.lease) => {
+            Event::Claimed if now - claiming.since > max_age_at_start(self.limits.lease) => {
                 self.withdraw(None, [Action::Reply(Reply::ClaimTooLate)])
             }
             Event::Claimed => {
@@ -350,7 +350,7 @@ impl Protocol {
 
     /// Asks the store once more, if the configuration still permits it.
     fn ask_again(&mut self, claiming: Claiming) -> Vec<Action> {
-        self.go(Phase::Permitting(claiming), [Action::Permit])
+        self.go(Phase::Permitting(claiming), [Action::AskPermission])
     }
 
     /// The claim is certain not to stand.

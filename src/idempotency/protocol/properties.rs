@@ -170,7 +170,7 @@ impl Seen {
                     prop_assert_eq!(*settlement, self.settled, "what the store has said");
                 }
             }
-            Action::Join | Action::Follow | Action::FollowToEnd | Action::Permit | Action::Watch => {}
+            Action::Join | Action::Follow | Action::FollowToEnd | Action::AskPermission | Action::Watch => {}
         }
         Ok(())
     }
@@ -232,7 +232,7 @@ proptest! {
                 }
                 None => match pending.last() {
                     Some(Action::Join) => Event::Leads,
-                    Some(Action::Permit) => Event::Permitted,
+                    Some(Action::AskPermission) => Event::Permitted,
                     Some(Action::Claim | Action::Supersede(_)) => Event::Claimed,
                     Some(Action::Look) => Event::Looked(None),
                     Some(Action::Run) => Event::AttemptEnded,

@@ -10,7 +10,7 @@ use super::{Memory, Tables};
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
-    Lane, NewDelivery, Pick, Sequence, Take, Taken, Turn,
+    Lane, LaneTurn, NewDelivery, Pick, Sequence, Take, Taken,
 };
 use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, OriginId, lifecycle};
@@ -22,7 +22,7 @@ pub(super) struct Queue {
     paused: BTreeSet<i64>,
     last: u64,
     /// How each origin goes on.
-    turns: BTreeMap<i64, Turn>,
+    turns: BTreeMap<i64, LaneTurn>,
 }
 
 /// What may be taken of all that is due.

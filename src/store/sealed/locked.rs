@@ -57,13 +57,13 @@ fn is_own(listed: &RecordEntry, service: &str) -> bool {
 }
 
 /// The time that is left for looking.
-struct Turn {
+struct LookBudget {
     began: Instant,
     deadline: Instant,
     pauses: bool,
 }
 
-impl Turn {
+impl LookBudget {
     fn begin(deadline: Instant, pace: Pace) -> Self {
         Self { began: Instant::now(), deadline, pauses: pace.pauses }
     }
@@ -105,7 +105,7 @@ impl Resealer {
         let Some(resealing) = store.resealing() else { return Ok(true) };
         // Whose they are, and whether they are live, is asked of those alone whose key is missing: as a rule there are none.
         let (mut found, mut after, mut is_whole) = (HashSet::new(), None, true);
-        let mut turn = Turn::begin(first_deadline, pace);
+        let mut budget = LookBudget::begin(first_deadline, pace);
         loop {
             let Beginnings { records, next } = resealing.beginnings(after, chunk).await?;
             let lacking = |values: &Values| lacks_key(keys, &values.head, values.answer.as_ref());
@@ -114,12 +114,12 @@ impl Resealer {
             if after.is_none() {
                 break;
             }
-            if !turn.next().await {
+            if !budget.next().await {
                 is_whole = false;
                 break;
             }
         }
-        let (mut after, mut turn) = (None, Turn::begin(deadline, pace));
+        let (mut after, mut budget) = (None, LookBudget::begin(deadline, pace));
         while !found.is_empty() {
             let filter = Filter { service: Some(Arc::clone(self.service())), ..Filter::default() };
             let page = store.scan(filter, after, chunk).await?;
@@ -129,7 +129,7 @@ impl Resealer {
             if after.is_none() {
                 break;
             }
-            if !turn.next().await {
+            if !budget.next().await {
                 return Ok(false);
             }
         }
@@ -138,7 +138,7 @@ impl Resealer {
 
     /// The same of accepted requests.
     async fn look_at_deliveries(&self, locked: &mut Locked, deadline: Instant, pace: Pace) -> Result<bool, Error> {
-        let (mut after, mut turn) = (None, Turn::begin(deadline, pace));
+        let (mut after, mut budget) = (None, LookBudget::begin(deadline, pace));
         while let Some(queue) = self.store().deliveries() {
             let filter = DeliveryFilter { service: Some(Arc::clone(self.service())), ..DeliveryFilter::default() };
             let page = queue.deliveries(filter, after, self.chunk()).await?;
@@ -150,7 +150,7 @@ impl Resealer {
             if after.is_none() {
                 break;
             }
-            if !turn.next().await {
+            if !budget.next().await {
                 return Ok(false);
             }
         }

@@ -12,7 +12,7 @@ use super::{Sqlite, row};
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
-    Lane, NewDelivery, Pick, Sequence, Take, Taken, Turn, passed_over,
+    Lane, LaneTurn, NewDelivery, Pick, Sequence, Take, Taken, passed_over,
 };
 use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, OriginId, lifecycle};
@@ -215,7 +215,7 @@ impl Request for TakeRequest {
 struct Chosen {
     /// In the order in which they are taken, by their places.
     picks: Vec<Pick<i64>>,
-    turn: Turn,
+    turn: LaneTurn,
     /// Not all that is due can be taken.
     is_crowded: bool,
     /// There may be more than these.

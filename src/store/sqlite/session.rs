@@ -16,7 +16,7 @@ use super::reserve::{self, Reserve};
 use super::{row, schema};
 use crate::idempotency::record::{RecordId, State, Timestamp};
 use crate::store::clock::Clock;
-use crate::store::deliveries::Turn;
+use crate::store::deliveries::LaneTurn;
 use crate::store::lifecycle::{self, CurrentRecord};
 use crate::store::{ErrorKind, OriginId};
 
@@ -40,7 +40,7 @@ pub(super) struct Session {
     /// lookup.
     in_flight: HashMap<RecordId, (i64, CurrentRecord)>,
     /// How the deliveries of each route go on.
-    pub(super) turns: HashMap<OriginId, Turn>,
+    pub(super) turns: HashMap<OriginId, LaneTurn>,
     changes_before: u64,
     /// Whether this transaction shows that claims have room.
     takes_claims: bool,

@@ -31,7 +31,7 @@ use crate::gate::request::Head;
 use crate::gate::{Gate, Settings as GateSettings};
 use crate::http::problem::Problem;
 use crate::http::usage::Usage;
-use crate::idempotency::token::{Carried, ClaimValue, TokenClaims};
+use crate::idempotency::token::{ClaimValue, PresentedToken, TokenClaims};
 use crate::telemetry::outcome::Code;
 
 /// The longest token, in bytes.
@@ -255,10 +255,10 @@ impl Settings {
 
     /// What is known of the token of a request without fetching keys: for `explain`.
     pub(in crate::gate) fn examine(&self, headers: &HeaderMap) -> Examined {
-        let token = match Carried::of(headers, &self.header) {
-            Carried::Nothing => return Examined::Known(None),
-            Carried::Several => return Examined::Refused(several()),
-            Carried::Token(token) => token,
+        let token = match PresentedToken::of(headers, &self.header) {
+            PresentedToken::Nothing => return Examined::Known(None),
+            PresentedToken::Several => return Examined::Refused(several()),
+            PresentedToken::Token(token) => token,
         };
         let KeySource::Files(keys) = &self.keys else { return Examined::Unknown };
         crypto::install();
@@ -364,10 +364,10 @@ impl Gate {
             head.set_jwt_claims(None);
             return Ok(());
         };
-        let claims = match Carried::of(&head.headers, &verifier.settings.header) {
-            Carried::Nothing => None,
-            Carried::Several => return Err(several()),
-            Carried::Token(token) => Some(verifier.verify(token).await.map_err(Unverified::problem)?),
+        let claims = match PresentedToken::of(&head.headers, &verifier.settings.header) {
+            PresentedToken::Nothing => None,
+            PresentedToken::Several => return Err(several()),
+            PresentedToken::Token(token) => Some(verifier.verify(token).await.map_err(Unverified::problem)?),
         };
         head.set_jwt_claims(claims);
         Ok(())
@@ -376,9 +376,9 @@ impl Gate {
     /// Notes the claims of the token of a request that was verified when it was accepted, and that may have expired since.
     pub(in crate::gate) fn reread_jwt_claims(&self, head: &mut Head) {
         let header = self.verifier.as_ref().map_or(&AUTHORIZATION, |verifier| &verifier.settings.header);
-        let claims = match Carried::of(&head.headers, header) {
-            Carried::Token(token) => payload(token).ok().and_then(|payload| TokenClaims::parse(&payload).ok()),
-            Carried::Nothing | Carried::Several => None,
+        let claims = match PresentedToken::of(&head.headers, header) {
+            PresentedToken::Token(token) => payload(token).ok().and_then(|payload| TokenClaims::parse(&payload).ok()),
+            PresentedToken::Nothing | PresentedToken::Several => None,
         };
         head.set_jwt_claims(claims.map(Arc::new));
     }

@@ -10,7 +10,7 @@ use crate::idempotency::protocol::Event;
 
 impl ActionExecutor {
     /// Makes the record to claim, takes a key from the quota, and holds the configuration.
-    pub(super) fn permit(&mut self) -> Result<Option<Event>, Missing> {
+    pub(super) fn ask_permission(&mut self) -> Result<Option<Event>, Missing> {
         if self.fresh.is_none() {
             match needed(self.request.as_ref(), REQUEST)?.fresh() {
                 Ok(fresh) => self.fresh = Some(fresh),
@@ -59,9 +59,9 @@ impl ActionExecutor {
             }
             Ok(QuotaGrant::Unconfirmed(permit)) => {
                 let retired = Arc::clone(&self.shared.retired);
-                self.begin_operation(
-                    async move { Finished::Counted(permit.confirm().await, retired.read_owned().await) },
-                );
+                self.begin_operation(async move {
+                    Finished::BodyComparison(permit.confirm().await, retired.read_owned().await)
+                });
                 Ok(ControlFlow::Break(None))
             }
             Err(wait) => Ok(ControlFlow::Break(Some(self.quota_exceeded(wait)))),

@@ -79,9 +79,9 @@ fn lost(former: &[RecordEntry], (was, has_routes): (&[&str], bool), is: &[&str])
 }
 
 /// How one request of the namespace `n` fares: nothing where its key is found.
-fn end(was: &[&str], is: &[&str], path: &str) -> Option<Instead> {
+fn end(was: &[&str], is: &[&str], path: &str) -> Option<LossReason> {
     let mut lost = lost(&[record("n", Method::POST, path)], (was, true), is)?;
-    lost.pop().map(|lost| lost.instead)
+    lost.pop().map(|lost| lost.reason)
 }
 
 #[test]
@@ -89,15 +89,15 @@ fn a_key_is_lost_where_the_route_of_its_request_is_gone() {
     let all: &[&str] = &["all n /{*rest}"];
     let orders = "orders n /v1/orders/{*rest}";
     assert_eq!(end(all, &[orders], "/v1/orders/7"), None);
-    assert_eq!(end(all, &[orders], "/v1/refunds"), Some(Instead::NoRoute));
+    assert_eq!(end(all, &[orders], "/v1/refunds"), Some(LossReason::NoRoute));
     assert_eq!(
         end(all, &[orders, "open - /v1/{*rest}"], "/v1/refunds"),
-        Some(Instead::Unprotected("open".into(), Mode::Pass))
+        Some(LossReason::Unprotected("open".into(), Mode::Pass))
     );
-    assert_eq!(end(all, &[orders, "refund r /v1/refunds"], "/v1/refunds"), Some(Instead::Other("refund".into())));
+    assert_eq!(end(all, &[orders, "refund r /v1/refunds"], "/v1/refunds"), Some(LossReason::Other("refund".into())));
     // Another method.
     let gone = lost(&[record("n", Method::PATCH, "/v1/orders")], (&["all n /{*rest}"], false), &[orders]).unwrap();
-    assert_eq!(gone[0].instead, Instead::NoRoute);
+    assert_eq!(gone[0].reason, LossReason::NoRoute);
     // A request that is refused runs nothing.
     assert_eq!(end(all, &[orders], "/v1/orders/../refunds"), None);
 }
@@ -105,7 +105,7 @@ fn a_key_is_lost_where_the_route_of_its_request_is_gone() {
 #[test]
 fn a_more_specific_route_takes_keys_away() {
     let all = "all n /{*rest}";
-    assert_eq!(end(&[all], &[all, "open - /open"], "/open"), Some(Instead::Unprotected("open".into(), Mode::Pass)));
+    assert_eq!(end(&[all], &[all, "open - /open"], "/open"), Some(LossReason::Unprotected("open".into(), Mode::Pass)));
     assert_eq!(end(&[all], &[all, "open - /open"], "/x"), None);
     // It did before.
     assert_eq!(end(&[all, "a m /a", "b m /b"], &[all, "a m /a", "b - /b"], "/a"), None);
@@ -128,11 +128,11 @@ fn records_are_looked_at_only_where_routes_changed() {
 #[test]
 fn a_host_is_not_known_of_a_record() {
     let (one, two) = ("one n a.example/x", "two n b.example/x");
-    assert_eq!(end(&[one, two], &[one, "two m b.example/x"], "/x"), Some(Instead::Other("two".into())));
+    assert_eq!(end(&[one, two], &[one, "two m b.example/x"], "/x"), Some(LossReason::Other("two".into())));
     assert_eq!(end(&[one], &[one, "two m b.example/x"], "/x"), None);
     assert_eq!(
         end(&["all n /x"], &["all n /x", two.replace(" n ", " m ").as_str()], "/x"),
-        Some(Instead::Other("two".into()))
+        Some(LossReason::Other("two".into()))
     );
     // Where the former routes are not known either, a host that finds it is enough.
     let from_earlier = |is: &[&str]| lost(&[record("n", Method::POST, "/x")], (&[one], false), is).unwrap();
@@ -168,16 +168,16 @@ fn what_cannot_be_told_counts_as_lost() {
     let long = format!("/v1/{}", "a/".repeat(150));
     assert_eq!(end(&["all n /{*rest}"], &["some n /v1/{*rest}"], &long), None);
     let exact = format!("exact n {long}b");
-    assert_eq!(end(&["all n /{*rest}"], &["few n /v1/x", &exact], &long), Some(Instead::NoRoute));
+    assert_eq!(end(&["all n /{*rest}"], &["few n /v1/x", &exact], &long), Some(LossReason::NoRoute));
     // Cut behind a slash, it could be read as the path of another route.
     let content = format!("/v1/files/{}/content", "i".repeat(245));
     let (keep, file) = ("keep n /v1/x", "file m /v1/files/{id}");
-    assert_eq!(end(&[keep, "down n /v1/files/{id}/content"], &[keep, file], &content), Some(Instead::NoRoute));
-    for (head, instead) in [(&[9, 9][..], Instead::Unreadable), (&SEALED, Instead::Sealed)] {
+    assert_eq!(end(&[keep, "down n /v1/files/{id}/content"], &[keep, file], &content), Some(LossReason::NoRoute));
+    for (head, reason) in [(&[9, 9][..], LossReason::Unreadable), (&SEALED, LossReason::Sealed)] {
         let mut closed = record("n", Method::POST, "/x");
         closed.record.head = Bytes::from_static(head);
         let closed = lost(&[closed], (&["all n /{*rest}"], true), &["some n /v1/{*rest}"]).unwrap();
-        assert_eq!((&closed[0].instead, closed[0].keys), (&instead, 1));
+        assert_eq!((&closed[0].reason, closed[0].keys), (&reason, 1));
     }
 }
 

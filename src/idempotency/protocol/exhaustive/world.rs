@@ -205,9 +205,9 @@ impl World {
                 request.leads = true;
                 return Some(Event::Leads);
             }
-            Action::Permit if is_reloaded => return Some(Event::Retired),
-            Action::Permit if request.is_barred => return Some(Event::Barred),
-            Action::Permit => return Some(Event::Permitted),
+            Action::AskPermission if is_reloaded => return Some(Event::Retired),
+            Action::AskPermission if request.is_barred => return Some(Event::Barred),
+            Action::AskPermission => return Some(Event::Permitted),
             Action::Follow if leader.is_none() => return Some(Event::Followed(Followed::AskStore)),
             Action::Follow if leader == Some(true) => return Some(running()),
             Action::FollowToEnd if leader.is_none() => return Some(Event::Followed(Followed::AskStore)),

@@ -1,7 +1,7 @@
 //! Sending a request again whose outcome is unknown, to an upstream that honours the key itself: a new claim in the place of
 //! the one whose attempt was lost, and a new attempt.
 
-use super::super::super::lease::latest_start;
+use super::super::super::lease::max_age_at_start;
 use std::time::Duration;
 
 use super::super::{Action, Event, Reply, Settlement};
@@ -86,7 +86,7 @@ impl Protocol {
                 Event::NotSuperseded | Event::Failed | Event::StoreFailed { .. },
             ) => self.go(Phase::Done, [Action::Leave]),
             // As for a first claim: too little of the lease is left.
-            (Stage::Reclaiming { since, .. }, Event::Claimed) if now - since > latest_start(self.limits.lease) => {
+            (Stage::Reclaiming { since, .. }, Event::Claimed) if now - since > max_age_at_start(self.limits.lease) => {
                 self.settle(now)
             }
             (Stage::Reclaiming { since, .. }, Event::Claimed) => {
