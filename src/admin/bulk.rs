@@ -29,7 +29,7 @@ use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, AttemptToken, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
 use crate::store::deliveries::{Sequence, remove_of};
-use crate::store::{End, Error, ErrorKind, Filter, NewRecord, Origin, OriginId, RecordEntry, Settled, Store};
+use crate::store::{Error, ErrorKind, Filter, NewRecord, Origin, OriginId, RecordEntry, Settled, Settlement, Store};
 use crate::telemetry::rfc3339;
 
 /// How many records are looked for at once, and changed before the time is looked at again.
@@ -364,7 +364,7 @@ async fn remove_unchanged(store: &dyn Store, found: &RecordEntry) -> Result<bool
     let RecordEntry { id, record, origin, .. } = found;
     match record.state {
         record::State::InFlight | record::State::Unknown => {
-            let released = store.settle(*id, record.attempt, End::Release).await?;
+            let released = store.settle(*id, record.attempt, Settlement::Release).await?;
             Ok(matches!(released, Settled::Done { .. }))
         }
         // A claim of the operator's own keeps everybody else away until the record is gone. If this process ends before, the

@@ -24,7 +24,7 @@ use super::precondition::Precondition;
 use super::records::{MAX_REASON, absent, check_optional, find_begun, unavailable};
 use crate::idempotency::codec::{self, Content};
 use crate::idempotency::record::{self, Record, RecordId};
-use crate::store::{End, Expiry, RecordEntry, Settled, deliveries};
+use crate::store::{Expiry, RecordEntry, Settled, Settlement, deliveries};
 
 /// Largest body, in bytes: it carries an answer in base64.
 const MAX_BODY: usize = 32 * 1024 * 1024;
@@ -148,10 +148,10 @@ impl Resolution {
         self.check(found)?;
         let RecordEntry { id, origin, record, now } = found;
         let end = match self {
-            Self::Release => End::Release,
+            Self::Release => Settlement::Release,
             Self::Complete(answer) => {
                 let ttl = state.ttl(origin.as_ref().map(|origin| &*origin.route));
-                End::Complete { answer: answer.clone(), expiry: Expiry::FromNow(ttl) }
+                Settlement::Complete { answer: answer.clone(), expiry: Expiry::FromNow(ttl) }
             }
         };
         // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.

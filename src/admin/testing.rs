@@ -23,7 +23,7 @@ use crate::idempotency::scope::{Caller, ScopePart};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::deliveries::{self as queue, Acceptance, Lane, NewDelivery};
 use crate::store::memory::Memory;
-use crate::store::{Claim, End, Expiry, NamespaceRuleSet, NewRecord, Origin, Settled};
+use crate::store::{Claim, Expiry, NamespaceRuleSet, NewRecord, Origin, Settled, Settlement};
 
 /// How long an unknown outcome is kept.
 const UNKNOWN_TTL: Duration = Duration::from_secs(86400);
@@ -233,13 +233,13 @@ impl Admin {
         (id, attempt, head.encode())
     }
 
-    pub(super) async fn end(&self, id: RecordId, attempt: AttemptToken, end: End) {
+    pub(super) async fn end(&self, id: RecordId, attempt: AttemptToken, end: Settlement) {
         assert!(matches!(self.store.settle(id, attempt, end).await.unwrap(), Settled::Done { .. }));
     }
 
     pub(crate) async fn unknown(&self, route: &str, key: &str) -> (RecordId, AttemptToken) {
         let (id, attempt) = self.claim(route, key).await;
-        self.end(id, attempt, End::Hold { cause: UnknownCause::Shutdown.encode() }).await;
+        self.end(id, attempt, Settlement::Hold { cause: UnknownCause::Shutdown.encode() }).await;
         (id, attempt)
     }
 
@@ -249,7 +249,7 @@ impl Admin {
         let answer =
             Answer { status: http::StatusCode::CREATED, reason: None, headers: Vec::new(), content: Some(content) };
         let expiry = Expiry::FromClaim(Duration::from_secs(3600));
-        self.end(id, attempt, End::Complete { answer: answer.encode(), expiry }).await;
+        self.end(id, attempt, Settlement::Complete { answer: answer.encode(), expiry }).await;
         id
     }
 

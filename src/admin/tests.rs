@@ -21,7 +21,7 @@ use crate::idempotency::codec::Answer;
 use crate::idempotency::record::{AttemptToken, RecordId, State, Timestamp};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
-use crate::store::{End, NewRecord, Origin, Store};
+use crate::store::{NewRecord, Origin, Settlement, Store};
 use crate::telemetry::logged::logged;
 
 #[tokio::test]

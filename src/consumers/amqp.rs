@@ -21,7 +21,7 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
-use super::source::{CONSUMER, End, EndReply, Error, REASON, Received, Subscription, append};
+use super::source::{CONSUMER, EndReply, Error, MessageEnd, REASON, Received, Subscription, append};
 use super::{Amqp, Settings};
 
 /// How often each side says that it lives, in seconds, where nothing else is said. Twice that without a word, and the other is
@@ -210,11 +210,11 @@ impl Subscription for Queue {
         }
     }
 
-    async fn end(&mut self, receipt: u64, end: &End) -> Result<EndReply, Error> {
+    async fn end(&mut self, receipt: u64, end: &MessageEnd) -> Result<EndReply, Error> {
         let Some((delivery, body)) = self.unacknowledged.remove(&receipt) else { return Ok(EndReply::Taken) };
         match end {
-            End::Done => {}
-            End::Dead(reason) => {
+            MessageEnd::Done => {}
+            MessageEnd::Dead(reason) => {
                 if !self.bury(&delivery, &body, reason).await? {
                     self.unacknowledged.insert(receipt, (delivery, body));
                     let why = format!("the broker did not take a message for the queue {}", self.dead_letter);
@@ -222,8 +222,8 @@ impl Subscription for Queue {
                 }
             }
             // It goes back with the connection. Before, it would only come here again.
-            End::Returned if self.is_alone => return Ok(EndReply::Taken),
-            End::Returned => {
+            MessageEnd::Returned if self.is_alone => return Ok(EndReply::Taken),
+            MessageEnd::Returned => {
                 let options = BasicNackOptions { requeue: true, ..BasicNackOptions::default() };
                 return sent(delivery.nack(options).await?);
             }

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use self::progress::{Place, Progress};
 use super::settings::addresses;
-use super::source::{CONSUMER, End, EndReply, Error, POSITION, REASON, Received, Subscription, append};
+use super::source::{CONSUMER, EndReply, Error, MessageEnd, POSITION, REASON, Received, Subscription, append};
 use super::{Kafka, Settings};
 
 /// How long a broker may take to say what topics it has.
@@ -224,13 +224,13 @@ impl Subscription for Topic {
         }
     }
 
-    async fn end(&mut self, receipt: u64, end: &End) -> Result<EndReply, Error> {
+    async fn end(&mut self, receipt: u64, end: &MessageEnd) -> Result<EndReply, Error> {
         let Some(message) = self.unended.remove(&receipt) else { return Ok(EndReply::Taken) };
         match end {
-            End::Done => {}
-            End::Dead(reason) => self.bury(&message, reason).await?,
+            MessageEnd::Done => {}
+            MessageEnd::Dead(reason) => self.bury(&message, reason).await?,
             // It is not committed, nor is what comes after it.
-            End::Returned => return Ok(EndReply::Taken),
+            MessageEnd::Returned => return Ok(EndReply::Taken),
         }
         let ended = self.group().ended(&message.place);
         if let Some(next) = ended {

@@ -21,7 +21,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::settings::address;
 use super::source::{
-    CONSUMER, ConnectionHistory, End, EndReply, Error, POSITION, REASON, Received, Subscription, append,
+    CONSUMER, ConnectionHistory, EndReply, Error, MessageEnd, POSITION, REASON, Received, Subscription, append,
 };
 use super::{Nats, NatsLogin, Settings};
 
@@ -290,15 +290,15 @@ impl Subscription for Pull {
         }
     }
 
-    async fn end(&mut self, receipt: u64, end: &End) -> Result<EndReply, Error> {
+    async fn end(&mut self, receipt: u64, end: &MessageEnd) -> Result<EndReply, Error> {
         let Some(message) = self.unacknowledged.messages().remove(&receipt) else { return Ok(EndReply::Taken) };
         let kind = match end {
-            End::Done => AckKind::Ack,
-            End::Dead(reason) => {
+            MessageEnd::Done => AckKind::Ack,
+            MessageEnd::Dead(reason) => {
                 self.bury(&message, reason).await?;
                 AckKind::Term
             }
-            End::Returned => AckKind::Nak(None),
+            MessageEnd::Returned => AckKind::Nak(None),
         };
         let sequence = message.info().map_err(failed)?.stream_sequence;
         if !self.looked().contains(sequence) {

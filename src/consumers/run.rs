@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::Settings;
 use super::attempts::{AttemptLog, MessageInHand};
 use super::outage::Outage;
-use super::source::{ConnectionHistory, End, EndReply, Error, Received, Subscription, subscribe};
+use super::source::{ConnectionHistory, EndReply, Error, MessageEnd, Received, Subscription, subscribe};
 use crate::gate::{Disposition, Gate, Message};
 use crate::idempotency::key::Found;
-use crate::telemetry::consumers::{ConsumerMetrics, Ended};
+use crate::telemetry::consumers::{ConsumerMetrics, MessageOutcome};
 
 /// How long a connection may take to open.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -160,7 +160,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     let reply = timeout(self.subscription.patience(), self.subscription.end(*receipt, end)).await;
                     let reply =
                         reply.unwrap_or_else(|_| Err(Error("the broker does not take the end of a message".to_owned())));
-                    let is_dead = matches!(end, End::Dead(_));
+                    let is_dead = matches!(end, MessageEnd::Dead(_));
                     let reply = reply.inspect_err(|_| {
                         self.outage.note_refusal(is_dead);
                         if is_dead {
@@ -178,9 +178,9 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                             refused.over();
                         }
                         self.metrics.ended(match end {
-                            End::Done => Ended::Done,
-                            End::Dead(_) => Ended::Dead,
-                            End::Returned => Ended::Returned,
+                            MessageEnd::Done => MessageOutcome::Done,
+                            MessageEnd::Dead(_) => MessageOutcome::Dead,
+                            MessageEnd::Returned => MessageOutcome::Returned,
                         });
                         finished.over();
                     }
@@ -261,7 +261,7 @@ impl Lanes {
 struct Finished {
     receipt: u64,
     lane: Bytes,
-    end: End,
+    end: MessageEnd,
     in_hand: Option<MessageInHand>,
     /// The next of its lane runs when the broker has the end of this one.
     _place: Place,
@@ -270,7 +270,7 @@ struct Finished {
 impl Finished {
     /// The broker has its end: the next one with its key counts from the beginning.
     fn over(self) {
-        if self.end != End::Returned {
+        if self.end != MessageEnd::Returned {
             self.in_hand.into_iter().for_each(MessageInHand::ended);
         }
     }
@@ -279,7 +279,7 @@ impl Finished {
     async fn again(self, mut returning: watch::Receiver<bool>) -> Self {
         tokio::select! {
             biased;
-            () = turned(&mut returning) => Self { end: End::Returned, ..self },
+            () = turned(&mut returning) => Self { end: MessageEnd::Returned, ..self },
             () = sleep(DEAD_LETTER) => self,
         }
     }
@@ -356,9 +356,9 @@ impl MessageTask {
                 let (end, in_hand) = shared.run(&message, key, &mut place, returning).await;
                 (end, in_hand, if let Found::Key(key) = &message.key { Some(key.shortened()) } else { None })
             }
-            Err(why) => (End::Dead(why), (!key.is_empty()).then(|| shared.attempts.hold(key)), None),
+            Err(why) => (MessageEnd::Dead(why), (!key.is_empty()).then(|| shared.attempts.hold(key)), None),
         };
-        if let End::Dead(reason) = &end
+        if let MessageEnd::Dead(reason) = &end
             && in_hand.as_ref().is_none_or(MessageInHand::give_up)
         {
             let consumer = &*shared.settings.name;
@@ -402,11 +402,11 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
         key: Bytes,
         place: &mut Place,
         mut returning: watch::Receiver<bool>,
-    ) -> (End, Option<MessageInHand>) {
+    ) -> (MessageEnd, Option<MessageInHand>) {
         if let Some(before) = place.before.take() {
             tokio::select! {
                 biased;
-                () = turned(&mut returning) => return (End::Returned, None),
+                () = turned(&mut returning) => return (MessageEnd::Returned, None),
                 // It sends nothing, and is dropped.
                 _ = before => {}
             }
@@ -422,7 +422,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
         message: &Message,
         in_hand: &MessageInHand,
         mut returning: watch::Receiver<bool>,
-    ) -> End {
+    ) -> MessageEnd {
         let mut next = in_hand.next();
         loop {
             let turn = async {
@@ -441,15 +441,15 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
             };
             let turn = tokio::select! {
                 biased;
-                () = turned(&mut returning) => return End::Returned,
+                () = turned(&mut returning) => return MessageEnd::Returned,
                 turn = turn => turn,
             };
             let began = Instant::now();
             let disposition = (self.current)().consume(message, in_hand.tries()).await;
             drop(turn);
             next = match disposition {
-                Disposition::Done => return End::Done,
-                Disposition::GiveUp { note, .. } => return End::Dead(note),
+                Disposition::Done => return MessageEnd::Done,
+                Disposition::GiveUp { note, .. } => return MessageEnd::Dead(note),
                 Disposition::Wait(pause) => after(pause),
                 Disposition::Again { pause, .. } => {
                     let next = after(pause);
@@ -541,7 +541,7 @@ mod tests {
             }
         }
 
-        async fn end(&mut self, _: u64, _: &End) -> Result<EndReply, Error> {
+        async fn end(&mut self, _: u64, _: &MessageEnd) -> Result<EndReply, Error> {
             let nth = self.asked.fetch_add(1, Ordering::Relaxed);
             self.ends[nth.min(self.ends.len() - 1)].clone()
         }
@@ -685,7 +685,7 @@ mod tests {
         };
         let ((end, _), ()) = tokio::join!(run, stop);
         assert!(asked.load(Ordering::Relaxed) > 0, "the pause is over");
-        assert_eq!(end, End::Returned);
+        assert_eq!(end, MessageEnd::Returned);
     }
 
     #[test]
@@ -720,7 +720,7 @@ mod tests {
         let mut before = second.before.take().expect("one comes before it");
         let in_hand = log.hold(key.clone());
         in_hand.failed(Instant::now(), Instant::now());
-        let end = End::Dead("released: 503, after 2 attempts".to_owned());
+        let end = MessageEnd::Dead("released: 503, after 2 attempts".to_owned());
         let finished = Finished { receipt: 1, lane: key.clone(), end, in_hand: Some(in_hand), _place: first };
         assert!(before.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
         finished.over();

@@ -46,7 +46,7 @@ pub(super) struct Received {
 
 /// How a message ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum MessageEnd {
     /// Its record is durable: it is acknowledged.
     Done,
     /// It goes to the dead letters with this reason. Then it is acknowledged.
@@ -95,7 +95,7 @@ pub(super) trait Subscription: Send {
     async fn next(&mut self) -> Result<Received, Error>;
 
     /// Ends a message.
-    async fn end(&mut self, receipt: u64, end: &End) -> Result<EndReply, Error>;
+    async fn end(&mut self, receipt: u64, end: &MessageEnd) -> Result<EndReply, Error>;
 
     /// How long it may take to end a message. A call that takes longer is given up, and the connection with it.
     fn patience(&self) -> Duration {

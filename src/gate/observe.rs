@@ -46,11 +46,11 @@ struct Notes {
     asks_upgrade: bool,
     began: Timestamp,
     body: SharedCollector,
-    end: End,
+    end: ExchangeEnd,
 }
 
 /// How the exchange went, so far.
-enum End {
+enum ExchangeEnd {
     /// There is no answer. If it stays so, the client has left.
     Unanswered,
     /// The gate answered with this problem.
@@ -92,7 +92,7 @@ impl ObservedExchange {
             head: head.without_upgrade(),
             began: wall_clock(),
             body: Arc::new(Mutex::new(body)),
-            end: End::Unanswered,
+            end: ExchangeEnd::Unanswered,
         })))
     }
 
@@ -124,7 +124,7 @@ impl ObservedExchange {
             headers.get_all(name).iter().for_each(|value| digest.update(value));
             digest.update([0]);
         }
-        notes.end = End::Answer(Box::new(ObservedAnswer {
+        notes.end = ExchangeEnd::Answer(Box::new(ObservedAnswer {
             status,
             control: Control::read(headers),
             headers: listed,
@@ -140,7 +140,7 @@ impl ObservedExchange {
     /// The reply as its client gets it, of whose body notes are taken as it goes by.
     pub(super) fn follow(mut self, reply: Reply) -> Reply {
         if let (true, Some(notes), Outcome::Problem(code)) = (reply.is_problem(), &mut self.0, reply.outcome) {
-            notes.end = End::Problem(code);
+            notes.end = ExchangeEnd::Problem(code);
             return reply;
         }
         let Reply { response, .. } = reply;
@@ -155,7 +155,7 @@ impl ObservedExchange {
     }
 
     fn answer(&mut self, note: impl FnOnce(&mut ObservedAnswer)) {
-        if let Some(Notes { end: End::Answer(answer), .. }) = self.0.as_deref_mut() {
+        if let Some(Notes { end: ExchangeEnd::Answer(answer), .. }) = self.0.as_deref_mut() {
             note(answer);
         }
     }

@@ -102,7 +102,7 @@ pub enum Event {
     /// After [`Action::Pause`]: it is over.
     Resumed,
     /// After [`Action::Settle`], [`Action::Withdraw`] and [`Action::Recover`]: the store has answered.
-    Settled(Settlement),
+    Settled(SettleResult),
     /// After [`Action::AcquireWaitSlot`]: the request is among those that may wait.
     WaitSlotAcquired,
     /// After [`Action::AcquireWaitSlot`]: too many wait already.
@@ -160,7 +160,7 @@ pub enum Followed {
 
 /// What became of a settlement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Settlement {
+pub enum SettleResult {
     /// It is durable.
     Done,
     /// The record was completed otherwise, as by the upstream's own transaction; that is the answer.
@@ -258,5 +258,5 @@ pub enum Reply {
     /// What the upstream said of the attempt, with which the record is completed.
     Recovered,
     /// The attempt's outcome, and what the store says; nothing where it has not answered in time.
-    Attempted(Option<Settlement>),
+    Attempted(Option<SettleResult>),
 }

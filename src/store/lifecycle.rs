@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{End, Expiry};
+use super::{Expiry, Settlement};
 use crate::idempotency::record::{AttemptToken, State, Timestamp, Version};
 
 /// The fields of a record that the rules depend on.
@@ -40,25 +40,30 @@ pub(super) enum Transition {
 }
 
 /// The transition of the current record when `attempt` ends by `end`.
-pub(super) fn settle(current: Option<CurrentRecord>, attempt: AttemptToken, end: &End, now: Timestamp) -> Transition {
+pub(super) fn settle(
+    current: Option<CurrentRecord>,
+    attempt: AttemptToken,
+    end: &Settlement,
+    now: Timestamp,
+) -> Transition {
     let Some(current) = current else {
         return match end {
-            End::Release => Transition::Repeated { until: now },
-            End::Complete { .. } | End::Hold { .. } => Transition::NotCurrent,
+            Settlement::Release => Transition::Repeated { until: now },
+            Settlement::Complete { .. } | Settlement::Hold { .. } => Transition::NotCurrent,
         };
     };
     if current.attempt != attempt {
         return Transition::NotCurrent;
     }
     match (current.state, end) {
-        (State::InFlight | State::Unknown, End::Complete { expiry, .. }) => {
+        (State::InFlight | State::Unknown, Settlement::Complete { expiry, .. }) => {
             Transition::Complete { until: expires(*expiry, current.claimed_at, now) }
         }
-        (State::InFlight | State::Unknown, End::Release) => Transition::Remove,
-        (State::InFlight, End::Hold { .. }) => Transition::TurnUnknown { until: now.plus(current.unknown_ttl) },
-        (State::Unknown, End::Hold { .. }) => Transition::Repeated { until: current.until },
-        (State::Completed, End::Complete { .. }) => Transition::RepeatedIfSame { until: current.until },
-        (State::Completed, End::Release | End::Hold { .. }) => Transition::NotCurrent,
+        (State::InFlight | State::Unknown, Settlement::Release) => Transition::Remove,
+        (State::InFlight, Settlement::Hold { .. }) => Transition::TurnUnknown { until: now.plus(current.unknown_ttl) },
+        (State::Unknown, Settlement::Hold { .. }) => Transition::Repeated { until: current.until },
+        (State::Completed, Settlement::Complete { .. }) => Transition::RepeatedIfSame { until: current.until },
+        (State::Completed, Settlement::Release | Settlement::Hold { .. }) => Transition::NotCurrent,
     }
 }
 

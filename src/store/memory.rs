@@ -23,8 +23,8 @@ use super::listing::Newest;
 use super::removals::{Removal, Removals};
 use super::resealing::{Beginning, Beginnings, DeliveryValues, Values};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, Filter, IdentityChange, LeaseRenewal, LiveKeys, NamespaceRuleSet,
-    NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, Error, Filter, IdentityChange, LeaseRenewal, LiveKeys, NamespaceRuleSet,
+    NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Resealing, Settled, Settlement, Store,
 };
 use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 
@@ -145,7 +145,7 @@ impl Store for Memory {
         })
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         self.with(|tables, now| tables.settle(id, attempt, end, now))
     }
 
@@ -314,12 +314,12 @@ impl Tables {
         }
     }
 
-    fn settle(&mut self, id: RecordId, attempt: AttemptToken, end: End, now: Timestamp) -> Settled {
+    fn settle(&mut self, id: RecordId, attempt: AttemptToken, end: Settlement, now: Timestamp) -> Settled {
         let entry = self.entries.get(&id);
         let transition = lifecycle::settle(entry.map(|entry| entry.current()), attempt, &end, now);
         let answer = match end {
-            End::Complete { answer, .. } | End::Hold { cause: answer } => Some(answer),
-            End::Release => None,
+            Settlement::Complete { answer, .. } | Settlement::Hold { cause: answer } => Some(answer),
+            Settlement::Release => None,
         };
         match transition {
             Transition::Complete { until } => {

@@ -16,9 +16,9 @@ use super::deliveries::{
 };
 use super::outage::{OperationHealth, Role, StoreHealth};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
     NamespaceRuleSet, NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Removal, Resealing, Settled,
-    SharedQuotas, Store,
+    Settlement, SharedQuotas, Store,
 };
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 
@@ -226,7 +226,7 @@ impl Store for Metered {
         self.timed(StoreOp::Supersede, self.store.supersede(id, seen, fresh)).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         self.timed(StoreOp::Settle, self.store.settle(id, attempt, end)).await
     }
 

@@ -78,7 +78,7 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// Safe to repeat: returns [`Settled::Done`] also if the same end with the same bytes was written before, or if a release
     /// finds no record.
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error>;
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error>;
 
     /// Extends the lease of each in-flight record that is still its attempt's to `now + lease`, and returns the ids of
     /// these, in no order. Skips the others, and may skip one that something else in the store holds at the moment.
@@ -239,9 +239,9 @@ pub enum Claim {
     },
 }
 
-/// How an attempt ends.
+/// What an attempt writes at its end.
 #[derive(Clone, Debug)]
-pub enum End {
+pub enum Settlement {
     /// The record completes.
     Complete {
         /// The encoded answer.

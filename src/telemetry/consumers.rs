@@ -17,7 +17,7 @@ pub struct ConsumerFamilies {
 /// The metrics of one consumer.
 #[derive(Clone)]
 pub struct ConsumerMetrics {
-    ended: [prometheus::IntCounter; Ended::ALL.len()],
+    ended: [prometheus::IntCounter; MessageOutcome::ALL.len()],
     in_hand: prometheus::IntGauge,
     connected: prometheus::IntGauge,
     refused: prometheus::IntCounter,
@@ -25,7 +25,7 @@ pub struct ConsumerMetrics {
 
 /// How a message ended at this gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum MessageOutcome {
     /// It was acknowledged: its record is durable.
     Done,
     /// It went to the dead letters.
@@ -34,7 +34,7 @@ pub enum Ended {
     Returned,
 }
 
-impl Ended {
+impl MessageOutcome {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Done, Self::Dead, Self::Returned];
 
@@ -81,7 +81,7 @@ impl ConsumerFamilies {
 
     fn of(&self, name: &str) -> ConsumerMetrics {
         ConsumerMetrics {
-            ended: Ended::ALL.map(|ended| self.messages.with_label_values(&[name, ended.as_str()])),
+            ended: MessageOutcome::ALL.map(|ended| self.messages.with_label_values(&[name, ended.as_str()])),
             in_hand: self.in_hand.with_label_values(&[name]),
             connected: self.connected.with_label_values(&[name]),
             refused: self.refused.with_label_values(&[name]),
@@ -91,7 +91,7 @@ impl ConsumerFamilies {
 
 impl ConsumerMetrics {
     /// A message ended.
-    pub fn ended(&self, ended: Ended) {
+    pub fn ended(&self, ended: MessageOutcome) {
         self.ended[ended as usize].inc();
     }
 

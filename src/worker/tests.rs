@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::idempotency::record::{AttemptToken, RecordId, Version};
 use crate::store::{
-    Cause, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled,
+    Cause, Chunk, Claim, Cursor, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled, Settlement,
 };
 
 /// What the next calls return: `Ok` for nothing left to do, `Err` for a failure, a number for that many records.
@@ -69,7 +69,7 @@ impl Store for Fake {
     async fn supersede(&self, _: RecordId, _: Version, _: NewRecord) -> Result<bool, Error> {
         unreachable!()
     }
-    async fn settle(&self, _: RecordId, _: AttemptToken, _: End) -> Result<Settled, Error> {
+    async fn settle(&self, _: RecordId, _: AttemptToken, _: Settlement) -> Result<Settled, Error> {
         unreachable!()
     }
     async fn renew(&self, _: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use oncegate::idempotency::record::{AttemptToken, RecordId};
-use oncegate::store::{Claim, End, Expiry, NewRecord, OriginId, Settled, Store};
+use oncegate::store::{Claim, Expiry, NewRecord, OriginId, Settled, Settlement, Store};
 
 /// How many ask at once.
 pub(crate) const CALLERS: usize = 64;
@@ -64,7 +64,7 @@ pub(crate) async fn new_keys(
 async fn new_key(store: &dyn Store, sizes: &Sizes) {
     let (id, attempt) = claim(store, sizes).await;
     let answer = Bytes::from(vec![0x5a; sizes.answer]);
-    let end = End::Complete { answer, expiry: Expiry::FromClaim(sizes.ttl) };
+    let end = Settlement::Complete { answer, expiry: Expiry::FromClaim(sizes.ttl) };
     assert!(matches!(store.settle(id, attempt, end).await.unwrap(), Settled::Done { .. }));
 }
 

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::codec::is_same_request;
 use oncegate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NamespaceRules,
+    NewRecord, Origin, Page, RecordEntry, Removal, Settled, Settlement, Store,
 };
 use tokio::sync::broadcast;
 
@@ -98,7 +98,7 @@ impl Store for Believer {
         self.inner.supersede(id, seen, fresh).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         self.inner.settle(id, attempt, end).await
     }
 

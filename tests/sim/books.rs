@@ -10,8 +10,8 @@ use oncegate::idempotency::record::{AttemptToken, Record, RecordId, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NamespaceRules,
+    NewRecord, Origin, Page, RecordEntry, Settled, Settlement, Store,
 };
 
 use self::deliveries::Queue;
@@ -107,7 +107,7 @@ impl Recorded {
 
     /// Completes the record of an attempt as its upstream does, in the transaction of the attempt's effect.
     /// `kept` tells of it.
-    pub async fn complete_beside(&self, id: RecordId, attempt: AttemptToken, end: End, kept: Event) {
+    pub async fn complete_beside(&self, id: RecordId, attempt: AttemptToken, end: Settlement, kept: Event) {
         let settled = self.shelf.memory.settle(id, attempt, end.clone()).await.expect("memory does not fail");
         self.note(Call::Settle(id, attempt, end), Said::from(&settled));
         if let Settled::Done { .. } = settled {
@@ -156,7 +156,7 @@ impl Store for Recorded {
         Ok(superseded)
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         let call = Call::Settle(id, attempt, end.clone());
         let settled = self.shelf.settle(&self.life, id, attempt, end).await?;
         self.note(call, Said::from(&settled));

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::dice::Dice;
 use crate::history::{Answer, Event, Label, Request};
 use crate::life::Life;
-use crate::pipe::{Cable, End, pipe};
+use crate::pipe::{Cable, Settlement, pipe};
 use crate::setup::{PATHS, TENANTS, body, id_of, key};
 use crate::wire::Reader;
 use crate::world::{METRICS, World};
@@ -133,7 +133,7 @@ pub async fn poll(world: &Arc<World>, life: &Arc<Life>, label: Label, path: &str
 }
 
 /// A connection to a gate.
-fn connect(life: &Arc<Life>, buffer: usize) -> (End, Cable) {
+fn connect(life: &Arc<Life>, buffer: usize) -> (Settlement, Cable) {
     let (near, far, cable) = pipe(buffer, None);
     life.holds_client(&cable);
     let peer = ([127, 0, 0, 1], 1).into();
@@ -150,7 +150,7 @@ enum Heard {
     Nothing,
 }
 
-async fn exchange(stream: &mut End, request: Request, errand: Errand, is_probe: bool, dice: &mut Dice) -> Heard {
+async fn exchange(stream: &mut Settlement, request: Request, errand: Errand, is_probe: bool, dice: &mut Dice) -> Heard {
     let bytes = bytes(request, errand, dice);
     if !is_probe && dice.percent(15) {
         let cut = dice.within(0..bytes.len() as u64) as usize;

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use oncegate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 use oncegate::store::{
-    Chunk, Claim, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NewRecord, Origin, RecordEntry,
-    Settled, Store,
+    Chunk, Claim, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NewRecord, Origin, RecordEntry,
+    Settled, Settlement, Store,
 };
 
 use crate::books::standing;
@@ -32,7 +32,7 @@ pub struct Line {
 pub enum Call {
     Claim(RecordId, NewRecord),
     Supersede(RecordId, Version, NewRecord),
-    Settle(RecordId, AttemptToken, End),
+    Settle(RecordId, AttemptToken, Settlement),
     Renew(Vec<LeaseRenewal>),
     ExpireLeases(usize),
     Sweep(usize),
@@ -175,8 +175,8 @@ impl fmt::Display for Call {
             Self::Settle(id, attempt, end) => {
                 write!(f, "settle {} of {}: ", Id(*id), Token::of(*attempt))?;
                 match end {
-                    End::Complete { answer, expiry } => write!(f, "{} bytes, {expiry:?}", answer.len()),
-                    End::Release | End::Hold { .. } => write!(f, "{end:?}"),
+                    Settlement::Complete { answer, expiry } => write!(f, "{} bytes, {expiry:?}", answer.len()),
+                    Settlement::Release | Settlement::Hold { .. } => write!(f, "{end:?}"),
                 }
             }
             Self::Renew(held) => {

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::record::{AttemptToken, RecordId, Version};
 use oncegate::store::unreliable::Side;
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled, Store,
+    Chunk, Claim, Cursor, Deliveries, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NamespaceRules,
+    NewRecord, Origin, Page, RecordEntry, Settled, Settlement, Store,
 };
 use tokio::time::sleep;
 
@@ -105,7 +105,7 @@ impl Store for Link {
         self.carry(|store| async move { store.supersede(id, seen, fresh).await }).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         self.carry(|store| async move { store.settle(id, attempt, end).await }).await
     }
 

@@ -11,7 +11,7 @@ use oncegate::idempotency::record::{AttemptToken, Record, RecordId, State, Times
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{
-    Claim, End, Error, Expiry, Filter, LeaseRenewal, NewRecord, OriginId, RecordEntry, Settled, Store,
+    Claim, Error, Expiry, Filter, LeaseRenewal, NewRecord, OriginId, RecordEntry, Settled, Settlement, Store,
 };
 
 use crate::believer::Seen;
@@ -205,23 +205,23 @@ impl Shelf {
         life: &Arc<Life>,
         id: RecordId,
         attempt: AttemptToken,
-        end: End,
+        end: Settlement,
     ) -> Result<Settled, Error> {
         let standing = self.memory.get(id).await?;
         let attempt = match &standing {
             Some(standing) if self.is(Mutant::SettleUnfenced) => standing.record.attempt,
             _ => attempt,
         };
-        if let (Some(standing), End::Hold { .. }) = (&standing, &end)
+        if let (Some(standing), Settlement::Hold { .. }) = (&standing, &end)
             && self.is(Mutant::ResendsCompleted)
             && standing.record.is_completed_by(attempt)
         {
             return Ok(Settled::Done { until: standing.record.until });
         }
         let end = match end {
-            End::Hold { .. } if self.is(Mutant::HoldReleases) => End::Release,
-            End::Complete { answer, expiry: Expiry::FromClaim(ttl) } if self.is(Mutant::TtlFromNow) => {
-                End::Complete { answer, expiry: Expiry::FromNow(ttl) }
+            Settlement::Hold { .. } if self.is(Mutant::HoldReleases) => Settlement::Release,
+            Settlement::Complete { answer, expiry: Expiry::FromClaim(ttl) } if self.is(Mutant::TtlFromNow) => {
+                Settlement::Complete { answer, expiry: Expiry::FromNow(ttl) }
             }
             end => end,
         };
@@ -259,7 +259,9 @@ impl Shelf {
                     let mut other = record.attempt;
                     other.0[8] ^= 0x80;
                     self.replace(*id, fresh_of(record, other)).await?;
-                    self.memory.settle(*id, other, End::Hold { cause: bytes::Bytes::from_static(b"cause") }).await?;
+                    self.memory
+                        .settle(*id, other, Settlement::Hold { cause: bytes::Bytes::from_static(b"cause") })
+                        .await?;
                 }
                 return Ok(past.into_iter().map(|listed| listed.id).collect());
             }
@@ -272,7 +274,7 @@ impl Shelf {
                 for RecordEntry { id, record, .. } in &past {
                     self.replace(*id, fresh_of(record, record.attempt)).await?;
                     self.memory
-                        .settle(*id, record.attempt, End::Hold { cause: bytes::Bytes::from_static(b"cause") })
+                        .settle(*id, record.attempt, Settlement::Hold { cause: bytes::Bytes::from_static(b"cause") })
                         .await?;
                 }
             }

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex};
 pub type Watch = Box<dyn FnMut(&[u8]) + Send>;
 
 /// One end of a connection. Dropped, the other end reads to the end of what was written.
-pub struct End(Shared);
+pub struct Settlement(Shared);
 
 /// The switch of a connection between a gate and somebody else.
 #[derive(Clone)]
@@ -41,13 +41,13 @@ enum Flow {
 }
 
 /// A connection: the gate's end, the other's, and its switch.
-pub fn pipe(capacity: usize, watch: Option<Watch>) -> (End, End, Cable) {
+pub fn pipe(capacity: usize, watch: Option<Watch>) -> (Settlement, Settlement, Cable) {
     let side = |stream, watch| {
         Arc::new(Mutex::new(Side { stream: Some(stream), flow: Flow::Open, watch, wakers: Vec::new() }))
     };
     let (near, far) = duplex(capacity);
     let (gate, other) = (side(near, watch), side(far, None));
-    (End(Arc::clone(&gate)), End(Arc::clone(&other)), Cable { gate, other })
+    (Settlement(Arc::clone(&gate)), Settlement(Arc::clone(&other)), Cable { gate, other })
 }
 
 impl Cable {
@@ -93,7 +93,7 @@ impl Cable {
     }
 }
 
-impl Drop for End {
+impl Drop for Settlement {
     fn drop(&mut self) {
         let mut side = lock(&self.0);
         // Who watches knows the gate, which knows its connections.
@@ -128,7 +128,7 @@ impl Side {
     }
 }
 
-impl AsyncRead for End {
+impl AsyncRead for Settlement {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match lock(&self.0).stream(cx) {
             Poll::Ready(Ok(stream)) => stream.poll_read(cx, buf),
@@ -138,7 +138,7 @@ impl AsyncRead for End {
     }
 }
 
-impl AsyncWrite for End {
+impl AsyncWrite for Settlement {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let (written, watch) = {
             let mut side = lock(&self.0);

@@ -23,7 +23,7 @@ use crate::dice::Dice;
 use crate::history::{Answer, Connection, Event, History, Label, Question, Request, Token};
 use crate::life::{Life, Reach};
 use crate::mutant::{Mutant, Shelf};
-use crate::pipe::{Cable, End, pipe};
+use crate::pipe::{Cable, Settlement, pipe};
 use crate::setup::{PATHS, PROBE, RESEND, Setup, TENANTS, variant_in};
 use crate::wire::{self, Message, Reader};
 
@@ -107,7 +107,7 @@ impl Site {
     }
 
     /// A connection of `life`, with the upstream at its other end.
-    fn connect(self: &Arc<Self>, life: &Arc<Life>) -> End {
+    fn connect(self: &Arc<Self>, life: &Arc<Life>) -> Settlement {
         let mut dice = self.dice();
         let (site, writer, connection) = (Arc::clone(self), Arc::clone(life), self.next_connection());
         let open = Open::default();
@@ -158,7 +158,7 @@ impl Site {
         life: Arc<Life>,
         connection: Connection,
         open: Open,
-        (mut stream, cable): (End, Cable),
+        (mut stream, cable): (Settlement, Cable),
         mut dice: Dice,
     ) {
         let mut reader = Reader::new();
@@ -181,7 +181,7 @@ impl Site {
         &self,
         life: &Arc<Life>,
         message: &Message,
-        stream: &mut End,
+        stream: &mut Settlement,
         cable: &Cable,
         dice: &mut Dice,
     ) -> bool {

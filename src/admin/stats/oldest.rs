@@ -39,12 +39,12 @@ pub(super) struct Oldest {
 
 /// What the last search found.
 pub(super) struct Search {
-    last: Arc<Mutex<Option<Ended>>>,
+    last: Arc<Mutex<Option<LastSearch>>>,
     turn: Arc<Semaphore>,
 }
 
 #[derive(Clone)]
-struct Ended {
+struct LastSearch {
     at: Instant,
     took: Duration,
     found: Option<Oldest>,
@@ -67,14 +67,14 @@ impl Search {
                 let began = Instant::now();
                 // The store reports its failures.
                 let found = search(&*store, &service).await.unwrap_or(None);
-                let ended = Ended { at: Instant::now(), took: began.elapsed(), found };
+                let ended = LastSearch { at: Instant::now(), took: began.elapsed(), found };
                 *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
                 drop(turn);
             });
             // It goes on without whoever asked.
             let _ = timeout(PATIENCE, search).await;
         }
-        let Ended { at, found, .. } = self.last()?;
+        let LastSearch { at, found, .. } = self.last()?;
         found.map(|oldest| Oldest { age: oldest.age + at.elapsed(), ..oldest })
     }
 
@@ -82,7 +82,7 @@ impl Search {
         self.last().is_none_or(|last| last.at.elapsed() >= PAUSE.max(PAUSE_FOR_EACH * last.took))
     }
 
-    fn last(&self) -> Option<Ended> {
+    fn last(&self) -> Option<LastSearch> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -178,7 +178,7 @@ async fn an_outcome_that_is_not_known_is_not_given() {
         while admin.store.audit().unwrap().entries(Default::default(), None, 9).await.unwrap().entries.len() < 3 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        admin.end(unknown, attempt, End::Release).await;
+        admin.end(unknown, attempt, Settlement::Release).await;
         admin.completed("charge", "another").await;
     };
     let (reply, ()) = tokio::join!(resolving, racing);

@@ -79,7 +79,7 @@ async fn a_scope_finds_the_records_of_its_caller() {
         let id = identifier().id("charge", &[ScopePart::Host], caller, &key);
         let attempt = AttemptToken([id.0[9]; 16]);
         admin.store.claim(id, NewRecord { attempt, head: head.encode(), ..fresh() }).await.unwrap();
-        let end = End::Complete { answer: Bytes::new(), expiry: Expiry::FromNow(LEASE) };
+        let end = Settlement::Complete { answer: Bytes::new(), expiry: Expiry::FromNow(LEASE) };
         admin.store.settle(id, attempt, end).await.unwrap();
         id.to_string()
     };
@@ -138,7 +138,7 @@ async fn what_comes_after_the_dry_run_is_left_alone() {
     assert_eq!((&dry["matched"], &dry["ids"]), (&json!(1), &json!([seen.to_string()])));
     admin.pass(Duration::from_secs(1));
     // One turns unknown, and one is claimed and turns unknown, while the operator looks into the ledger.
-    admin.end(running, attempt, End::Hold { cause: UnknownCause::Shutdown.encode() }).await;
+    admin.end(running, attempt, Settlement::Hold { cause: UnknownCause::Shutdown.encode() }).await;
     admin.unknown("charge", "later").await;
     let done = admin.bulk("resolve", body(json!({"as_of": dry["as_of"]}))).await.json();
     assert_eq!((&done["matched"], &done["done"], &done["as_of"]), (&json!(1), &json!(1), &dry["as_of"]));

@@ -49,7 +49,9 @@ async fn only_what_was_shown_is_changed_where_the_request_says_what_that_was() {
     let in_flight = tag(id).await;
     admin.pass(Duration::from_secs(1));
     assert_eq!(tag(id).await, in_flight, "time alone changes nothing");
-    admin.end(id, attempt, End::Hold { cause: crate::idempotency::unknown::UnknownCause::Shutdown.encode() }).await;
+    admin
+        .end(id, attempt, Settlement::Hold { cause: crate::idempotency::unknown::UnknownCause::Shutdown.encode() })
+        .await;
     let unknown = tag(id).await;
     assert_ne!(unknown, in_flight);
     resolve(id, &in_flight).await.is_problem(412, "record-changed");

@@ -6,7 +6,7 @@ use super::*;
 use crate::admin::tests::access::{BOARD, ask, start_with_roles};
 use crate::http::limits::Limits;
 use crate::http::usage::Usage;
-use crate::telemetry::consumers::Ended;
+use crate::telemetry::consumers::MessageOutcome;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::outcome::Outcome;
 
@@ -41,7 +41,7 @@ async fn it_says_what_is_and_what_was_lately() {
     let consumer = admin.state.metrics.consumer("orders");
     consumer.connected(true);
     consumer.in_hand(3);
-    consumer.ended(Ended::Done);
+    consumer.ended(MessageOutcome::Done);
     admin.pass(Duration::from_secs(90));
     let stats = stats(&admin).await;
     assert_eq!((&stats["ready"], &stats["reason"]), (&json!(true), &Value::Null));

@@ -29,7 +29,7 @@ use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{AttemptToken, Record};
 use crate::idempotency::settle::{Action, Control, Ending, LARGEST_JUDGED, Verdict, settle, settle_again};
 use crate::idempotency::unknown::UnknownCause;
-use crate::store::{End, Expiry, Settled};
+use crate::store::{Expiry, Settled, Settlement};
 use crate::telemetry::metrics::AttemptGuard;
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -81,7 +81,7 @@ type Settle = fn(&Policy, Ending, &Control, Option<Action>) -> Verdict;
 pub(in crate::gate) struct Attempted {
     attempt: AttemptToken,
     /// How its record ends.
-    pub(in crate::gate) end: End,
+    pub(in crate::gate) end: Settlement,
     /// What followers get of it, where it was released.
     pub(in crate::gate) released: Option<Released>,
     /// The memory that the record takes until it is settled.
@@ -112,14 +112,14 @@ struct Following {
 }
 
 /// How an attempt ends, and what its client gets.
-struct Ended {
-    end: End,
+struct AttemptResult {
+    end: Settlement,
     outcome: Outcome,
     answer: Result<Answer, Problem>,
 }
 
-impl Ended {
-    fn without_answer(end: End, problem: Problem) -> Self {
+impl AttemptResult {
+    fn without_answer(end: Settlement, problem: Problem) -> Self {
         Self { end, outcome: Outcome::Problem(problem.code), answer: Err(problem) }
     }
 }
@@ -129,7 +129,7 @@ impl Attempted {
     pub(in crate::gate) fn may_be_sent_again(&self) -> bool {
         let is_unanswered = |waits: &ForClient| waits.recipient.client.is_some() && waits.rest.is_none();
         let is_shutdown = |cause: &Bytes| UnknownCause::decode(cause) == Ok(UnknownCause::Shutdown);
-        matches!(&self.end, End::Hold { cause } if !is_shutdown(cause))
+        matches!(&self.end, Settlement::Hold { cause } if !is_shutdown(cause))
             && self.for_client.as_ref().is_some_and(is_unanswered)
     }
 
@@ -181,11 +181,11 @@ pub(in crate::gate) async fn run(
                 Following { rest: large.rest, limits, connection: large.connection, counted: Arc::clone(&counted) };
             match answered(request, large.tombstone, &large.control, settle) {
                 // The attempt runs until all of the answer is there, and its key is not free before.
-                Ended { end: End::Release, outcome, answer: Ok(answer) } => {
+                AttemptResult { end: Settlement::Release, outcome, answer: Ok(answer) } => {
                     match relay_released(request, following, &answer, &mut recipient.client).await {
                         Ok(end) => {
                             withheld = Some(end);
-                            Ended { end: End::Release, outcome, answer: Ok(answer) }
+                            AttemptResult { end: Settlement::Release, outcome, answer: Ok(answer) }
                         }
                         Err(Cut::Broken) => {
                             let problem = Problem::new(Code::UpstreamBroken, "the upstream broke off its answer");
@@ -212,17 +212,17 @@ pub(in crate::gate) async fn run(
         }
         Exchanged::Abandoned => abandoned(),
     };
-    let Ended { end, outcome, answer } = ended;
+    let AttemptResult { end, outcome, answer } = ended;
     let is_whole = answer.as_ref().map_or(true, |answer| answer.content.is_some());
     let released = match end {
         // An answer too large to keep cannot be shared with followers.
-        End::Release if is_whole => {
+        Settlement::Release if is_whole => {
             // A follower is a retry: some headers are for the first client only.
             let answer =
                 answer.clone().map(|answer| request.policy().response_headers.kept(Cow::Owned(answer)).into_owned());
             Some(Released { fingerprint: request.fingerprint.clone(), proof: request.proof, answer })
         }
-        End::Release | End::Complete { .. } | End::Hold { .. } => None,
+        Settlement::Release | Settlement::Complete { .. } | Settlement::Hold { .. } => None,
     };
     let for_client = Some(ForClient { outcome, answer, recipient, rest, withheld });
     Attempted { attempt, end, released, record, for_client, _counted: counted }
@@ -368,7 +368,7 @@ fn ending(request: &ProtectedRequest, answer: &Answer) -> Ending {
 }
 
 /// What a complete answer comes to, or the head of one that is too large, or that there is no memory for.
-fn answered(request: &ProtectedRequest, answer: Answer, control: &Control, settle: Settle) -> Ended {
+fn answered(request: &ProtectedRequest, answer: Answer, control: &Control, settle: Settle) -> AttemptResult {
     let ending = ending(request, &answer);
     let policy = request.policy();
     let by_body = Some(&policy.outcomes_body).filter(|_| !request.head.is_call()).and_then(|rules| {
@@ -382,34 +382,34 @@ fn answered(request: &ProtectedRequest, answer: Answer, control: &Control, settl
                 false => policy.response_headers.kept(Cow::Borrowed(&answer)),
             };
             let kept = if keep_body { kept.encode() } else { Answer { content: None, ..kept.into_owned() }.encode() };
-            (End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
+            (Settlement::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
         }
-        Verdict::Release => (End::Release, Outcome::Released),
+        Verdict::Release => (Settlement::Release, Outcome::Released),
         Verdict::Hold => (hold(UnknownCause::Ended(ending)), Outcome::Problem(Code::OutcomeUnknown)),
     };
-    Ended { end, outcome, answer: Ok(answer) }
+    AttemptResult { end, outcome, answer: Ok(answer) }
 }
 
 /// What an attempt comes to that has no whole answer.
-fn failed(request: &ProtectedRequest, ending: Ending, problem: Problem, settle: Settle) -> Ended {
+fn failed(request: &ProtectedRequest, ending: Ending, problem: Problem, settle: Settle) -> AttemptResult {
     let is_released = settle(request.policy(), ending, &Control::default(), None) == Verdict::Release;
     // Where it is stored: there is no answer to complete with.
-    let end = if is_released { End::Release } else { hold(UnknownCause::Ended(ending)) };
-    Ended::without_answer(end, by_policy(problem, is_released))
+    let end = if is_released { Settlement::Release } else { hold(UnknownCause::Ended(ending)) };
+    AttemptResult::without_answer(end, by_policy(problem, is_released))
 }
 
 /// What an attempt comes to that the gate waits for no longer.
-fn abandoned() -> Ended {
-    Ended::without_answer(hold(UnknownCause::Shutdown), by_policy(pass::abandoned(), false))
+fn abandoned() -> AttemptResult {
+    AttemptResult::without_answer(hold(UnknownCause::Shutdown), by_policy(pass::abandoned(), false))
 }
 
-fn hold(cause: UnknownCause) -> End {
-    End::Hold { cause: cause.encode() }
+fn hold(cause: UnknownCause) -> Settlement {
+    Settlement::Hold { cause: cause.encode() }
 }
 
 /// Logs that an attempt was held; not where the upstream or an operator has completed it in the store meanwhile.
 fn report_held(request: &ProtectedRequest, attempted: &Attempted, settled: Option<&Settled>) {
-    let End::Hold { cause } = &attempted.end else { return };
+    let Settlement::Hold { cause } = &attempted.end else { return };
     let by_attempt = |record: &Record| record.is_completed_by(attempted.attempt);
     if matches!(settled, Some(Settled::NotCurrent { record: Some(record) }) if by_attempt(record)) {
         return;

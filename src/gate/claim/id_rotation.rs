@@ -126,7 +126,7 @@ mod tests {
     use crate::idempotency::record::AttemptToken;
     use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
-    use crate::store::{End, Expiry, NewRecord, OriginId};
+    use crate::store::{Expiry, NewRecord, OriginId, Settlement};
     use std::time::Duration;
 
     const TTL: Duration = Duration::from_secs(60);
@@ -148,7 +148,8 @@ mod tests {
                 let fresh = fresh(place as u8);
                 store.claim(*id, fresh.clone()).await.unwrap();
                 if completed == Some(place) {
-                    let end = End::Complete { answer: bytes::Bytes::from_static(b"x"), expiry: Expiry::FromNow(TTL) };
+                    let end =
+                        Settlement::Complete { answer: bytes::Bytes::from_static(b"x"), expiry: Expiry::FromNow(TTL) };
                     store.settle(*id, fresh.attempt, end).await.unwrap();
                 }
             }
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!(find(&store, &ids, false).await.unwrap(), None);
         let second = NewRecord { unknown_ttl: Duration::ZERO, ..fresh(2) };
         store.claim(ids[1].0, second.clone()).await.unwrap();
-        store.settle(ids[1].0, second.attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
+        store.settle(ids[1].0, second.attempt, Settlement::Hold { cause: bytes::Bytes::new() }).await.unwrap();
         assert_eq!(find(&store, &ids, true).await.unwrap(), Some((1, IdHolder::Record(State::Unknown))));
         let token = AttemptToken(ids[1].0.0[..16].try_into().unwrap());
         queue.discard(ids[1].0, token).await.unwrap();

@@ -215,7 +215,7 @@ mod tests {
     use crate::idempotency::key::Key;
     use crate::idempotency::record::{AttemptToken, RequestId};
     use crate::idempotency::recovery::{Probe, ProbePath};
-    use crate::store::{End, NewRecord, OriginId};
+    use crate::store::{NewRecord, OriginId, Settlement};
 
     #[tokio::test]
     async fn a_record_that_is_purged_ends_nothing_that_was_accepted_since() {
@@ -241,7 +241,7 @@ mod tests {
         };
         gate.shared.store.claim(id, fresh.clone()).await.unwrap();
         assert_eq!(disposition(true, reused).await, Disposition::Wait(SHORTEST_WAIT), "another attempt runs");
-        let end = End::Hold { cause: Bytes::new() };
+        let end = Settlement::Hold { cause: Bytes::new() };
         gate.shared.store.settle(id, fresh.attempt, end).await.unwrap();
         assert_eq!(disposition(true, Outcome::Replayed).await, Disposition::Done);
         assert!(matches!(disposition(true, reused).await, Disposition::GiveUp { is_attempt: false, .. }));
@@ -257,7 +257,7 @@ mod tests {
         let (attempt, lease) = (AttemptToken([1; 16]), Duration::from_secs(60));
         let fresh = NewRecord { attempt, origin: OriginId(1), lease, ttl: lease, unknown_ttl: lease, head };
         gate.shared.store.claim(id, fresh).await.unwrap();
-        gate.shared.store.settle(id, attempt, End::Hold { cause: Bytes::new() }).await.unwrap();
+        gate.shared.store.settle(id, attempt, Settlement::Hold { cause: Bytes::new() }).await.unwrap();
         let path = ProbePath::parse("/by/{key}").unwrap();
         let probe = Probe { path, after: Some(Duration::from_secs(20)), every: None, headers: Vec::new() };
         let policy = Policy { recovery: Recovery::Probe(probe), unknown_ttl: lease, ..Policy::default() };

@@ -19,9 +19,9 @@ use crate::gate::inquiry::probe::{ProbeLock, Probed};
 use crate::gate::shared::{RulesDigest, Shared};
 use crate::http::problem::Problem;
 use crate::http::usage::{Account, Permit};
-use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, Settlement};
+use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, SettleResult};
 use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
-use crate::store::{Claim, End, Error, NewRecord, RecordEntry, Settled};
+use crate::store::{Claim, Error, NewRecord, RecordEntry, Settled, Settlement};
 use crate::telemetry::notes::Notes;
 
 mod following;
@@ -215,7 +215,7 @@ impl ActionExecutor {
             }
             Action::Withdraw => {
                 self.permission = None;
-                self.settle(End::Release)?;
+                self.settle(Settlement::Release)?;
             }
             Action::LockProbe => {
                 let (id, fresh) = match needed(self.request.as_ref(), REQUEST)?.probe_lock() {
@@ -396,7 +396,7 @@ impl ActionExecutor {
                 }
                 let settled = self.held_before(settled);
                 let settlement = match &settled {
-                    Settled::Done { .. } => Settlement::Done,
+                    Settled::Done { .. } => SettleResult::Done,
                     Settled::NotCurrent { record } => self.superseded(record.as_ref()),
                 };
                 self.settled = Some(settled);
@@ -442,7 +442,7 @@ impl ActionExecutor {
         Ok(())
     }
 
-    fn settle(&mut self, end: End) -> Result<(), Missing> {
+    fn settle(&mut self, end: Settlement) -> Result<(), Missing> {
         let (store, id, attempt) = (Arc::clone(&self.shared.store), self.id, self.attempt()?);
         self.ask_store(async move { Finished::Settled(store.settle(id, attempt, end).await) });
         Ok(())

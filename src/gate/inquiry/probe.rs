@@ -18,7 +18,7 @@ use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{AttemptToken, RecordId, RequestId, State};
 use crate::idempotency::recovery::{Finding, ProbePath, Recovery};
 use crate::idempotency::settle::Ending;
-use crate::store::{Claim, End, Error, Expiry, NewRecord, OriginId, Settled, Store};
+use crate::store::{Claim, Error, Expiry, NewRecord, OriginId, Settled, Settlement, Store};
 use crate::telemetry::outcome::Outcome;
 pub(in crate::gate) use check::ProbeCheck;
 
@@ -67,7 +67,7 @@ impl Drop for ProbeLock {
         let (store, id, attempt) = (Arc::clone(&self.store), self.id, self.attempt);
         tokio::spawn(async move {
             // Where this fails, the lock ends by itself.
-            let _ = store.settle(id, attempt, End::Release).await;
+            let _ = store.settle(id, attempt, Settlement::Release).await;
         });
     }
 }
@@ -175,7 +175,7 @@ impl Probed {
 
     /// How the record ends by what the upstream said. It lives from now on: a retry may come as late after this as after a claim.
     /// `Idempotency-Control: release` does not count: the upstream has what the request did.
-    pub(in crate::gate) fn end(&self, policy: &Policy) -> Option<End> {
+    pub(in crate::gate) fn end(&self, policy: &Policy) -> Option<Settlement> {
         let Inquired { answer, control } = self.inquired.as_ref()?;
         let answer = policy.response_headers.kept(Cow::Borrowed(answer));
         let is_kept = |content: &Content| !control.no_store && content.body.len() as u64 <= policy.max_response_body;
@@ -183,6 +183,6 @@ impl Probed {
             true => answer.encode(),
             false => Answer { content: None, ..answer.into_owned() }.encode(),
         };
-        Some(End::Complete { answer: kept, expiry: Expiry::FromNow(control.ttl.unwrap_or(policy.ttl)) })
+        Some(Settlement::Complete { answer: kept, expiry: Expiry::FromNow(control.ttl.unwrap_or(policy.ttl)) })
     }
 }

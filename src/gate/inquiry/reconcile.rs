@@ -17,7 +17,7 @@ use crate::idempotency::codec::Head;
 use crate::idempotency::record::{RecordId, State};
 use crate::idempotency::recovery::{Finding, Probe, Recovery};
 use crate::route::Route;
-use crate::store::{End, Error, Filter, RecordEntry, Settled, deliveries};
+use crate::store::{Error, Filter, RecordEntry, Settled, Settlement, deliveries};
 
 /// How often to look whether a route is due.
 const TICK: Duration = Duration::from_millis(500);
@@ -156,7 +156,7 @@ impl Gate {
         let end = match probed.finding {
             Finding::Done => probed.end(&route.policy),
             // Nothing is here to run: a retry does.
-            Finding::Absent => Some(End::Release),
+            Finding::Absent => Some(Settlement::Release),
             Finding::Unclear => None,
         };
         if let Some(end) = end {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use super::collector::{Collected, lock};
-use super::{AnswerProgress, End, Notes, ObservedAnswer};
+use super::{AnswerProgress, ExchangeEnd, Notes, ObservedAnswer};
 use crate::gate::admission::admit::{Candidate, Step};
 use crate::gate::request::Head;
 use crate::idempotency::codec;
@@ -18,7 +18,7 @@ use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp};
 use crate::idempotency::settle::{BodyOutcomes, Control, Ending, Verdict, settle};
 use crate::idempotency::shadow::{RunAgain, Shadow, ShadowOutcome, Span};
-use crate::store::{Claim, End as RecordEnd, Error, Expiry, NewRecord};
+use crate::store::{Claim, Error, Expiry, NewRecord, Settlement};
 use crate::telemetry::observed::{Dropped, Example};
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::wall_clock;
@@ -89,7 +89,7 @@ impl Notes {
             match (&body, &self.end) {
                 (Collected::Whole(_) | Collected::Digest(_), _) => {}
                 (Collected::TooLarge, _) => return Ok(Err(Outcome::Problem(Code::RequestTooLarge))),
-                (Collected::Nothing, End::Problem(code)) => return Ok(Err(Outcome::Problem(*code))),
+                (Collected::Nothing, ExchangeEnd::Problem(code)) => return Ok(Err(Outcome::Problem(*code))),
                 // Its client left, or its upstream answered early: what would have come of the rest is unknown.
                 (Collected::Nothing, _) => return Err(Dropped::Body),
             }
@@ -139,19 +139,19 @@ impl Notes {
         // The attempt would have gone on.
         let goes_on = || (Verdict::Complete { ttl: policy.ttl, keep_body: true }, Outcome::Executed, None, None, true);
         let (verdict, outcome, status, answer, ran) = match &self.end {
-            End::Unanswered => goes_on(),
-            End::Problem(code @ (Code::UpstreamUnreachable | Code::Overloaded)) => {
+            ExchangeEnd::Unanswered => goes_on(),
+            ExchangeEnd::Problem(code @ (Code::UpstreamUnreachable | Code::Overloaded)) => {
                 without_answer(Ending::Unreachable, *code)
             }
-            End::Problem(code @ Code::UpstreamTimeout) => without_answer(Ending::Timeout, *code),
-            End::Problem(code @ Code::UpstreamBroken) => without_answer(Ending::Broken, *code),
-            End::Problem(code) => return Err(Outcome::Problem(*code)),
-            End::Answer(answer) if answer.progress == AnswerProgress::Broken => {
+            ExchangeEnd::Problem(code @ Code::UpstreamTimeout) => without_answer(Ending::Timeout, *code),
+            ExchangeEnd::Problem(code @ Code::UpstreamBroken) => without_answer(Ending::Broken, *code),
+            ExchangeEnd::Problem(code) => return Err(Outcome::Problem(*code)),
+            ExchangeEnd::Answer(answer) if answer.progress == AnswerProgress::Broken => {
                 without_answer(Ending::Broken, Code::UpstreamBroken)
             }
             // A call says how it ended in its trailers.
-            End::Answer(answer) if is_call && answer.progress == AnswerProgress::Streaming => goes_on(),
-            End::Answer(answer) => {
+            ExchangeEnd::Answer(answer) if is_call && answer.progress == AnswerProgress::Streaming => goes_on(),
+            ExchangeEnd::Answer(answer) => {
                 let ending = answer.ending(is_call);
                 let (verdict, outcome) = answer.verdict(policy, ending, is_call);
                 let succeeded = match ending {
@@ -291,7 +291,7 @@ impl Notes {
     /// Completes a shadow record, all of which stands in its head: only completed records expire without a word.
     async fn finish(&self, id: RecordId, attempt: AttemptToken, shadow: &Shadow) -> Result<(), Dropped> {
         let expiry = Expiry::FromNow(shadow.until.since(wall_clock()).max(Duration::from_secs(1)));
-        let end = RecordEnd::Complete { answer: Bytes::from_static(&[0]), expiry };
+        let end = Settlement::Complete { answer: Bytes::from_static(&[0]), expiry };
         // Where another has replaced it already, that one goes on.
         self.gate.shared.shadows.settle(id, attempt, end).await?;
         Ok(())

@@ -77,13 +77,13 @@ const SITUATIONS: &[Situation] = &[
     ("It pauses before the request is sent again", SENDS_AGAIN, || resending(&[])),
     ("It ends the attempt as unknown, to send the request again", SENDS_AGAIN, || resending(&[Event::Resumed])),
     ("It has asked the store for the claim of the next attempt", SENDS_AGAIN, || {
-        resending(&[Event::Resumed, Event::Settled(Settlement::Done)])
+        resending(&[Event::Resumed, Event::Settled(SettleResult::Done)])
     }),
     (
         "Its client has `outcome-unknown`, and the store has not said whether the next attempt is claimed",
         SENDS_AGAIN,
         || {
-            let mut events = resending(&[Event::Resumed, Event::Settled(Settlement::Done)]);
+            let mut events = resending(&[Event::Resumed, Event::Settled(SettleResult::Done)]);
             events.push((SENDS_AGAIN.settle_timeout, Event::Timeout));
             events
         },
@@ -214,9 +214,9 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the attempt ends", Event::AttemptEnded),
         ("the attempt ends, and its outcome is unknown", Event::AttemptLost),
         ("the pause is over", Event::Resumed),
-        ("the settlement is durable", Event::Settled(Settlement::Done)),
-        ("the upstream completed the record itself", Event::Settled(Settlement::CompletedOtherwise)),
-        ("the record was purged or taken over", Event::Settled(Settlement::Lost)),
+        ("the settlement is durable", Event::Settled(SettleResult::Done)),
+        ("the upstream completed the record itself", Event::Settled(SettleResult::CompletedOtherwise)),
+        ("the record was purged or taken over", Event::Settled(SettleResult::Lost)),
         ("there is a place", Event::WaitSlotAcquired),
         ("there is no place", Event::WaitSlotsFull),
         ("the attempt may have ended", Event::Changed),
@@ -318,9 +318,9 @@ fn reply_in_words(reply: &Reply) -> String {
         Reply::Barred => "why it may not run".to_owned(),
         Reply::ClaimTooLate | Reply::LookFailed => "503 `store-unavailable`".to_owned(),
         Reply::Failed => "503 `overloaded`".to_owned(),
-        Reply::Attempted(Some(Settlement::Done)) => "with the attempt's outcome".to_owned(),
-        Reply::Attempted(Some(Settlement::CompletedOtherwise)) => "with the recorded answer".to_owned(),
-        Reply::Attempted(Some(Settlement::Lost) | None) => "with the upstream's answer, `unrecorded`".to_owned(),
+        Reply::Attempted(Some(SettleResult::Done)) => "with the attempt's outcome".to_owned(),
+        Reply::Attempted(Some(SettleResult::CompletedOtherwise)) => "with the recorded answer".to_owned(),
+        Reply::Attempted(Some(SettleResult::Lost) | None) => "with the upstream's answer, `unrecorded`".to_owned(),
     }
 }
 

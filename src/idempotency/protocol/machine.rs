@@ -8,7 +8,7 @@ use self::waiting::{Place, Waiting};
 use super::super::decide::Decision;
 use super::super::lease::max_age_at_start;
 use super::super::record::Version;
-use super::{Action, Event, Followed, ProtocolLimits, RecordView, Reply, Settlement};
+use super::{Action, Event, Followed, ProtocolLimits, RecordView, Reply, SettleResult};
 
 mod probing;
 mod resending;
@@ -330,7 +330,7 @@ impl Protocol {
         match event {
             Event::Settled(settlement) => {
                 // Before the client hears of it: it may be back at once.
-                let share = if settlement == Settlement::Done { Action::ShareEnd } else { Action::Leave };
+                let share = if settlement == SettleResult::Done { Action::ShareEnd } else { Action::Leave };
                 let reply = is_unanswered.then_some(Action::Reply(Reply::Attempted(Some(settlement))));
                 self.go(Phase::Done, [share].into_iter().chain(reply))
             }

@@ -72,7 +72,7 @@ impl Mutant {
                 Event::StoreFailed { in_doubt: false }
             }
             (Self::SettlesOnce, Event::StoreFailed { .. }) if asked == Some(Operation::Settle) => {
-                Event::Settled(Settlement::Done)
+                Event::Settled(SettleResult::Done)
             }
             (Self::TakesOverTheLiving, Event::Exists(view)) => {
                 Event::Exists(RecordView { decision: Decision::Supersede, ..view })
@@ -93,8 +93,8 @@ impl Mutant {
                 actions.pop();
                 actions
             }
-            (Self::DoesNotWithdraw, Some(Action::Withdraw)) => protocol.handle(now, Event::Settled(Settlement::Done)),
-            (Self::RepliesEarly, Some(Action::Settle)) => protocol.handle(now, Event::Settled(Settlement::Done)),
+            (Self::DoesNotWithdraw, Some(Action::Withdraw)) => protocol.handle(now, Event::Settled(SettleResult::Done)),
+            (Self::RepliesEarly, Some(Action::Settle)) => protocol.handle(now, Event::Settled(SettleResult::Done)),
             (Self::ClaimsAfterWaiting, Some(Action::Reply(Reply::NothingLeft))) => {
                 *protocol = Protocol::new(protocol.limits());
                 protocol.handle(now, Event::Begin)

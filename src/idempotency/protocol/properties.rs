@@ -53,7 +53,7 @@ fn followed() -> impl Strategy<Value = Followed> {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    use Settlement::{CompletedOtherwise, Done, Lost};
+    use SettleResult::{CompletedOtherwise, Done, Lost};
     prop_oneof![
         4 => Just(Event::Leads),
         1 => Just(Event::Follows),
@@ -99,7 +99,7 @@ struct Seen {
     holds: bool,
     /// A claim may have been written.
     may_hold: bool,
-    settled: Option<Settlement>,
+    settled: Option<SettleResult>,
     ended: bool,
     /// It has the right to probe.
     has_lock: bool,
@@ -147,7 +147,7 @@ impl Seen {
             Action::Pause(_) => prop_assert_eq!(event, &Event::AttemptLost),
             Action::Reclaim => {
                 prop_assert!(self.leads && self.ended && self.replies == 0);
-                prop_assert_eq!(self.settled, Some(Settlement::Done), "the store has it as unknown");
+                prop_assert_eq!(self.settled, Some(SettleResult::Done), "the store has it as unknown");
             }
             Action::LockProbe => prop_assert!(self.leads && !self.waits && self.runs == 0),
             Action::ShareProbing => prop_assert!(self.leads),
@@ -163,7 +163,7 @@ impl Seen {
                 self.replies += 1;
                 prop_assert_eq!(self.replies, 1, "one reply");
                 if *reply == Reply::Recovered {
-                    prop_assert_eq!(self.settled, Some(Settlement::Done), "the record has it");
+                    prop_assert_eq!(self.settled, Some(SettleResult::Done), "the record has it");
                     prop_assert_eq!(self.finding, Some(Finding::Done));
                 }
                 if let Reply::Attempted(settlement) = reply {
@@ -236,13 +236,13 @@ proptest! {
                     Some(Action::Claim | Action::Supersede(_)) => Event::Claimed,
                     Some(Action::Look) => Event::Looked(None),
                     Some(Action::Run) => Event::AttemptEnded,
-                    Some(Action::Settle | Action::Withdraw) => Event::Settled(Settlement::Done),
+                    Some(Action::Settle | Action::Withdraw) => Event::Settled(SettleResult::Done),
                     Some(Action::AcquireWaitSlot) => Event::WaitSlotAcquired,
                     Some(Action::Pause(_)) => Event::Resumed,
                     Some(Action::Reclaim) => Event::Claimed,
                     Some(Action::LockProbe) => Event::ProbeLocked,
                     Some(Action::Probe) => Event::Probed(Finding::Done),
-                    Some(Action::Recover) => Event::Settled(Settlement::Done),
+                    Some(Action::Recover) => Event::Settled(SettleResult::Done),
                     Some(Action::Follow | Action::FollowToEnd) => Event::Followed(Followed::AskStore),
                     _ => {
                         now = protocol.timeout().expect("else it waits for nothing").max(now);
@@ -282,6 +282,6 @@ fn a_takeover_that_is_given_up_is_released_though_it_turned_unknown() {
     assert_eq!(protocol.handle(retry, Event::Timeout), [Action::Supersede(version)]);
     assert_eq!(protocol.handle(second, Event::Timeout), [Action::Reply(Reply::ClaimUnanswered)]);
     assert_eq!(protocol.handle(second, Event::NotSuperseded), [Action::Withdraw]);
-    assert_eq!(protocol.handle(second, Event::Settled(Settlement::Done)), [Action::Leave]);
+    assert_eq!(protocol.handle(second, Event::Settled(SettleResult::Done)), [Action::Leave]);
     assert!(protocol.is_done());
 }

@@ -37,8 +37,9 @@ pub use self::remote::{CacheOperation, RemoteCache, RemoteError};
 use self::remote::{Lookup, RemoteClient};
 use self::shared_tier::{OwnAttempt, SharedTier};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
-    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, Settlement, SharedQuotas,
+    Store,
 };
 use crate::idempotency::codec;
 use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
@@ -240,10 +241,10 @@ impl Cached {
     }
 
     /// An attempt of this process has ended, and the store has its end.
-    fn ended(&self, id: RecordId, attempt: AttemptToken, end: &End, until: Timestamp, removals: u64) {
+    fn ended(&self, id: RecordId, attempt: AttemptToken, end: &Settlement, until: Timestamp, removals: u64) {
         let Some(tier) = &self.shared else { return };
         let claimed = tier.take(id, attempt);
-        if matches!(end, End::Complete { .. }) {
+        if matches!(end, Settlement::Complete { .. }) {
             match &claimed {
                 Some(claimed) => tier.refuse_older_than_attempt(id, attempt, claimed.at),
                 // Its own values may be refused as well, and are read again.
@@ -251,7 +252,7 @@ impl Cached {
             }
         }
         let is_put = match (end, claimed) {
-            (End::Complete { answer, .. }, Some(OwnAttempt { at, asked, head, .. })) => {
+            (Settlement::Complete { answer, .. }, Some(OwnAttempt { at, asked, head, .. })) => {
                 let answer = Some(answer.clone());
                 let record = Record { attempt, state: State::Completed, claimed_at: at, until, head, answer };
                 // The store did not tell its time: it was as late as the claim at least.
@@ -333,7 +334,7 @@ impl Store for Cached {
         superseded
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         let removals = self.local.counted();
         let settled = self.inner.settle(id, attempt, end.clone()).await?;
         self.note(attempt, true, None);

@@ -128,7 +128,7 @@ pub(super) async fn other_rules_are_refused_while_accepted_requests_wait(harness
     let dead = queue.delivery(id(2)).await.expect("the store works").expect("it is there");
     let DeliveryState::Dead { until } = dead.state else { panic!("{dead:?}") };
     assert_eq!((changes[0].live[0].in_flight, changes[0].live[0].until), (1, Some(until)));
-    settle(&harness, id(1), attempt(1), End::Release).await;
+    settle(&harness, id(1), attempt(1), Settlement::Release).await;
     for number in [1, 2] {
         assert!(queue.discard(id(number), attempt(number)).await.expect("the store works"));
     }

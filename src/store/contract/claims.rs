@@ -56,7 +56,7 @@ pub(super) async fn an_attempt_that_lost_its_claim_does_not_get_it_back_by_askin
 pub(super) async fn an_expired_record_still_stands(harness: Harness) {
     claim(&harness, id(1), NewRecord { lease: SHORT, ..fresh(1) }).await;
     claim(&harness, id(2), fresh(2)).await;
-    let end = End::Complete { answer: answer("x"), expiry: Expiry::FromNow(SHORT) };
+    let end = Settlement::Complete { answer: answer("x"), expiry: Expiry::FromNow(SHORT) };
     settle(&harness, id(2), attempt(2), end).await;
     claim(&harness, id(3), NewRecord { unknown_ttl: SHORT, ..fresh(3) }).await;
     settle(&harness, id(3), attempt(3), hold()).await;

@@ -45,7 +45,7 @@ pub(super) async fn every_caller_is_answered(harness: Harness) {
             assert!(matches!(claim, Claim::Inserted(_)));
             let end = match number % 3 {
                 0 => complete("done"),
-                1 => End::Release,
+                1 => Settlement::Release,
                 _ => hold(),
             };
             let settled = store.settle(id(number), attempt(number), end).await.expect("settle works");

@@ -10,7 +10,7 @@ use crate::idempotency::record::{RecordId, State};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, DeliveryFilter, DeliveryState, Held, Lane, NewDelivery, Take,
 };
-use crate::store::{End, Expiry, IdPrefix, NewRecord, Origin, OriginId};
+use crate::store::{Expiry, IdPrefix, NewRecord, Origin, OriginId, Settlement};
 
 fn new(number: u8, lane: i64) -> NewDelivery {
     NewDelivery {
@@ -320,7 +320,7 @@ pub(super) async fn a_record_stays_while_its_delivery_stands(harness: Harness) {
         claim(&harness, id(number), NewRecord { unknown_ttl: super::SHORT, ..fresh(number) }).await;
         let end = match number {
             3 => hold(),
-            _ => End::Complete { answer: super::answer("done"), expiry: Expiry::FromNow(super::SHORT) },
+            _ => Settlement::Complete { answer: super::answer("done"), expiry: Expiry::FromNow(super::SHORT) },
         };
         settle(&harness, id(number), attempt(number), end).await;
     }

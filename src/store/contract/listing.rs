@@ -249,6 +249,6 @@ pub(super) async fn records_are_counted_by_state(harness: Harness) {
     assert_eq!(counts().await, [2, 1, 1]);
     settle(&harness, id(3), attempt(3), complete("late")).await;
     assert_eq!(counts().await, [2, 2, 0]);
-    settle(&harness, id(1), attempt(5), End::Release).await;
+    settle(&harness, id(1), attempt(5), Settlement::Release).await;
     assert_eq!(counts().await, [1, 2, 0]);
 }

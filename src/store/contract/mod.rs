@@ -24,7 +24,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::deliveries::Deliveries;
-use super::{Claim, End, Expiry, NewRecord, Origin, OriginId, RecordEntry, Settled, Store};
+use super::{Claim, Expiry, NewRecord, Origin, OriginId, RecordEntry, Settled, Settlement, Store};
 use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 
 /// A store under test, and how to let its time pass.
@@ -254,16 +254,16 @@ pub(super) fn fresh(number: u8) -> NewRecord {
     }
 }
 
-fn hold() -> End {
-    End::Hold { cause: Bytes::from_static(b"cause") }
+fn hold() -> Settlement {
+    Settlement::Hold { cause: Bytes::from_static(b"cause") }
 }
 
 fn answer(text: &'static str) -> Bytes {
     Bytes::from_static(text.as_bytes())
 }
 
-fn complete(text: &'static str) -> End {
-    End::Complete { answer: answer(text), expiry: Expiry::FromNow(LONG) }
+fn complete(text: &'static str) -> Settlement {
+    Settlement::Complete { answer: answer(text), expiry: Expiry::FromNow(LONG) }
 }
 
 /// Claims a free id.
@@ -287,7 +287,7 @@ async fn get(harness: &Harness, id: RecordId) -> Option<RecordEntry> {
 }
 
 /// Ends an attempt that may end.
-async fn settle(harness: &Harness, id: RecordId, attempt: AttemptToken, end: End) -> Timestamp {
+async fn settle(harness: &Harness, id: RecordId, attempt: AttemptToken, end: Settlement) -> Timestamp {
     match harness.store.settle(id, attempt, end).await {
         Ok(Settled::Done { until }) => until,
         other => panic!("the attempt did not end: {other:?}"),
@@ -295,7 +295,7 @@ async fn settle(harness: &Harness, id: RecordId, attempt: AttemptToken, end: End
 }
 
 /// Ends an attempt that may not end, and gives what stands instead.
-async fn settle_in_vain(harness: &Harness, id: RecordId, attempt: AttemptToken, end: End) -> Option<Record> {
+async fn settle_in_vain(harness: &Harness, id: RecordId, attempt: AttemptToken, end: Settlement) -> Option<Record> {
     match harness.store.settle(id, attempt, end).await {
         Ok(Settled::NotCurrent { record }) => record,
         other => panic!("the attempt ended: {other:?}"),

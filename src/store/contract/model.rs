@@ -47,7 +47,7 @@ pub(crate) enum Call {
         is_stale: bool,
     },
     /// By this attempt, or by the one that the record belongs to.
-    Settle(u8, Option<u8>, End),
+    Settle(u8, Option<u8>, Settlement),
     Renew(Vec<(u8, u8)>, u64),
     ExpireLeases(usize),
     Sweep(usize),
@@ -157,11 +157,11 @@ fn on_one(id: u8) -> impl Strategy<Value = Call> {
         (0..50_u64).prop_map(|millis| Expiry::FromNow(Duration::from_millis(millis))),
     ];
     let end = prop_oneof![
-        3 => (0..3_usize, expiry).prop_map(|(length, expiry)| End::Complete {
+        3 => (0..3_usize, expiry).prop_map(|(length, expiry)| Settlement::Complete {
             answer: Bytes::from(vec![7; length]),
             expiry,
         }),
-        1 => Just(End::Release),
+        1 => Just(Settlement::Release),
         2 => Just(hold()),
     ];
     prop_oneof![

@@ -21,7 +21,7 @@ pub(super) async fn an_expiry_counts_from_the_claim_or_from_now(harness: Harness
     let first = claim(&harness, id(1), fresh(1)).await;
     let second = claim(&harness, id(2), fresh(2)).await;
     short_passes(&harness).await;
-    let expiring = |expiry| End::Complete { answer: answer("x"), expiry };
+    let expiring = |expiry| Settlement::Complete { answer: answer("x"), expiry };
     let from_claim = settle(&harness, id(1), attempt(1), expiring(Expiry::FromClaim(LONG))).await;
     let from_now = settle(&harness, id(2), attempt(2), expiring(Expiry::FromNow(LONG))).await;
     assert_eq!(from_claim, first.plus(LONG));
@@ -31,7 +31,7 @@ pub(super) async fn an_expiry_counts_from_the_claim_or_from_now(harness: Harness
 }
 
 pub(super) async fn an_answer_is_never_dead_on_arrival(harness: Harness) {
-    let expiring = |ttl| End::Complete { answer: answer("late"), expiry: Expiry::FromClaim(ttl) };
+    let expiring = |ttl| Settlement::Complete { answer: answer("late"), expiry: Expiry::FromClaim(ttl) };
     for (number, ttl) in [(1, SHORT), (2, SHORT * 2)] {
         let at = claim(&harness, id(number), fresh(number)).await;
         short_passes(&harness).await;
@@ -44,12 +44,12 @@ pub(super) async fn an_answer_is_never_dead_on_arrival(harness: Harness) {
 
 pub(super) async fn an_attempt_releases(harness: Harness) {
     claim(&harness, id(1), fresh(1)).await;
-    settle(&harness, id(1), attempt(1), End::Release).await;
+    settle(&harness, id(1), attempt(1), Settlement::Release).await;
     assert!(get(&harness, id(1)).await.is_none());
     claim(&harness, id(1), fresh(2)).await;
     // Out of the unknown as well.
     settle(&harness, id(1), attempt(2), hold()).await;
-    settle(&harness, id(1), attempt(2), End::Release).await;
+    settle(&harness, id(1), attempt(2), Settlement::Release).await;
     claim(&harness, id(1), fresh(3)).await;
 }
 
@@ -76,22 +76,22 @@ pub(super) async fn the_same_ending_repeats(harness: Harness) {
     claim(&harness, id(3), fresh(3)).await;
     let completed = settle(&harness, id(1), attempt(1), complete("once")).await;
     let held = settle(&harness, id(2), attempt(2), hold()).await;
-    settle(&harness, id(3), attempt(3), End::Release).await;
+    settle(&harness, id(3), attempt(3), Settlement::Release).await;
     short_passes(&harness).await;
     assert_eq!(settle(&harness, id(1), attempt(1), complete("once")).await, completed, "as it stands");
     assert_eq!(settle(&harness, id(2), attempt(2), hold()).await, held, "as it stands");
-    let another = End::Hold { cause: answer("another cause") };
+    let another = Settlement::Hold { cause: answer("another cause") };
     assert_eq!(settle(&harness, id(2), attempt(2), another).await, held, "the first cause stays");
     let found = harness.store.get(id(2)).await.expect("get works").expect("it stands");
     assert_eq!(found.record.answer, Some(answer("cause")));
-    settle(&harness, id(3), attempt(3), End::Release).await;
+    settle(&harness, id(3), attempt(3), Settlement::Release).await;
     assert_eq!(harness.store.count().await.expect("count works"), [0, 1, 1]);
 }
 
 pub(super) async fn another_attempt_ends_nothing(harness: Harness) {
     for (number, state) in (1..).zip(State::ALL) {
         let record = put(&harness, id(number), number, state).await;
-        for end in [complete("done"), End::Release, hold()] {
+        for end in [complete("done"), Settlement::Release, hold()] {
             let stands = settle_in_vain(&harness, id(number), attempt(9), end).await;
             assert_eq!(stands.as_ref(), Some(&record));
         }
@@ -101,7 +101,7 @@ pub(super) async fn another_attempt_ends_nothing(harness: Harness) {
 
 pub(super) async fn a_completed_record_never_regresses(harness: Harness) {
     let record = put(&harness, id(1), 1, State::Completed).await;
-    for end in [complete("another"), complete(""), End::Release, hold()] {
+    for end in [complete("another"), complete(""), Settlement::Release, hold()] {
         let stands = settle_in_vain(&harness, id(1), attempt(1), end).await;
         assert_eq!(stands.as_ref(), Some(&record));
     }
@@ -111,14 +111,14 @@ pub(super) async fn a_completed_record_never_regresses(harness: Harness) {
 pub(super) async fn nothing_stands(harness: Harness) {
     assert_eq!(settle_in_vain(&harness, id(1), attempt(1), complete("x")).await, None);
     assert_eq!(settle_in_vain(&harness, id(1), attempt(1), hold()).await, None);
-    settle(&harness, id(1), attempt(1), End::Release).await;
+    settle(&harness, id(1), attempt(1), Settlement::Release).await;
     assert!(get(&harness, id(1)).await.is_none());
 }
 
 pub(super) async fn a_superseded_attempt_ends_nothing(harness: Harness) {
     let seen = put(&harness, id(1), 1, State::Unknown).await.version();
     assert!(harness.store.supersede(id(1), seen, fresh(2)).await.expect("supersede works"));
-    for end in [complete("late"), End::Release, hold()] {
+    for end in [complete("late"), Settlement::Release, hold()] {
         let stands = settle_in_vain(&harness, id(1), attempt(1), end).await.expect("a record stands");
         assert_eq!((stands.attempt, stands.state), (attempt(2), State::InFlight));
     }
@@ -129,7 +129,7 @@ pub(super) async fn a_superseded_attempt_ends_nothing(harness: Harness) {
 pub(super) async fn large_answers_come_back(harness: Harness) {
     let large = Bytes::from((0..5_000_000_u32).map(|at| (at % 251) as u8).collect::<Vec<_>>());
     claim(&harness, id(1), fresh(1)).await;
-    let end = End::Complete { answer: large.clone(), expiry: Expiry::FromNow(LONG) };
+    let end = Settlement::Complete { answer: large.clone(), expiry: Expiry::FromNow(LONG) };
     settle(&harness, id(1), attempt(1), end.clone()).await;
     settle(&harness, id(1), attempt(1), end).await;
     assert!(current(&harness, id(1)).await.answer.is_some_and(|found| found == large));

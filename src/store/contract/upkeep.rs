@@ -54,7 +54,7 @@ pub(super) async fn leases_expire_up_to_a_limit(harness: Harness) {
 
 pub(super) async fn sweep_removes_what_has_expired(harness: Harness) {
     claim(&harness, id(1), fresh(1)).await;
-    let end = End::Complete { answer: answer("x"), expiry: Expiry::FromNow(SHORT) };
+    let end = Settlement::Complete { answer: answer("x"), expiry: Expiry::FromNow(SHORT) };
     settle(&harness, id(1), attempt(1), end).await;
     claim(&harness, id(2), NewRecord { unknown_ttl: SHORT, ..fresh(2) }).await;
     settle(&harness, id(2), attempt(2), hold()).await;
@@ -108,7 +108,7 @@ pub(super) async fn the_longest_durations_saturate(harness: Harness) {
     for number in 1..=3 {
         assert_eq!(current(&harness, id(number)).await.until, forever);
     }
-    let end = End::Complete { answer: answer("x"), expiry: Expiry::FromClaim(Duration::MAX) };
+    let end = Settlement::Complete { answer: answer("x"), expiry: Expiry::FromClaim(Duration::MAX) };
     assert_eq!(settle(&harness, id(3), attempt(3), end).await, forever);
     assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 0);
 }

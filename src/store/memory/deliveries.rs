@@ -351,7 +351,7 @@ mod tests {
     use super::*;
     use crate::idempotency::record::State;
     use crate::store::contract::{fresh, model};
-    use crate::store::{End, Expiry, NewRecord, Store};
+    use crate::store::{Expiry, NewRecord, Settlement, Store};
 
     /// A delivery whose end was lost finds what became of its attempt, however late.
     #[tokio::test]
@@ -367,7 +367,7 @@ mod tests {
             let attempt = fresh.attempt;
             memory.claim(id, fresh).await.unwrap();
             let expiry = Expiry::FromNow(Duration::from_secs(1));
-            memory.settle(id, attempt, End::Complete { answer: nothing(), expiry }).await.unwrap();
+            memory.settle(id, attempt, Settlement::Complete { answer: nothing(), expiry }).await.unwrap();
         }
         step(Duration::from_secs(2));
         // What stands is not counted either.

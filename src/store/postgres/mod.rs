@@ -70,8 +70,9 @@ use super::sharded::layout::{Found, Misfit};
 use super::sharded::not_all;
 use super::waiters::Waiters;
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
-    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Settlement,
+    Store,
 };
 use crate::idempotency::record::{AttemptToken, RecordId, State, Version};
 
@@ -290,7 +291,7 @@ impl Store for Postgres {
         }
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         let (mut pause, mut skips_locked) = (MIN_BACKOFF, false);
         loop {
             let ended = self
@@ -304,7 +305,9 @@ impl Store for Postgres {
                     }
                     // All that the statement wrote or read is durable: see `settle_v1`.
                     match &settled {
-                        Settled::Done { .. } if matches!(end, End::Complete { .. }) => self.durable.insert(attempt, ()),
+                        Settled::Done { .. } if matches!(end, Settlement::Complete { .. }) => {
+                            self.durable.insert(attempt, ())
+                        }
                         Settled::NotCurrent { record: Some(record) } if record.state == State::Completed => {
                             self.durable.insert(record.attempt, ());
                         }

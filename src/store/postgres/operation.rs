@@ -17,7 +17,7 @@ use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Vers
 use crate::store::batcher::{Backend, Failure, Operation, Replies};
 use crate::store::deliveries::NewDelivery;
 use crate::store::lifecycle::{self, CurrentRecord, Transition};
-use crate::store::{Claim, End, Error, ErrorKind, Expiry, LeaseRenewal, NewRecord, Settled};
+use crate::store::{Claim, Error, ErrorKind, Expiry, LeaseRenewal, NewRecord, Settled, Settlement};
 
 /// How many bytes one statement carries, give or take one operation.
 const MAX_BATCH_BYTES: usize = 16 << 20;
@@ -272,7 +272,7 @@ async fn supersede(session: &Session, id: RecordId, seen: Version, fresh: &NewRe
 pub(super) struct SettleRequest {
     pub(super) id: RecordId,
     pub(super) attempt: AttemptToken,
-    pub(super) end: End,
+    pub(super) end: Settlement,
     /// Another transaction holds this record: no other settlement should wait for it.
     pub(super) skips_locked: bool,
 }
@@ -403,18 +403,18 @@ impl SettleRequest {
     /// What the record keeps: the answer, or why there is none.
     fn answer(&self) -> Option<&Bytes> {
         match &self.end {
-            End::Complete { answer, .. } | End::Hold { cause: answer } => Some(answer),
-            End::Release => None,
+            Settlement::Complete { answer, .. } | Settlement::Hold { cause: answer } => Some(answer),
+            Settlement::Release => None,
         }
     }
 
     /// The end, as `settle_v1` encodes it, and its duration.
     fn encoded_end(&self) -> (i16, i64) {
         match &self.end {
-            End::Complete { expiry: Expiry::FromClaim(ttl), .. } => (1, row::span(*ttl)),
-            End::Complete { expiry: Expiry::FromNow(ttl), .. } => (2, row::span(*ttl)),
-            End::Release => (3, 0),
-            End::Hold { .. } => (4, 0),
+            Settlement::Complete { expiry: Expiry::FromClaim(ttl), .. } => (1, row::span(*ttl)),
+            Settlement::Complete { expiry: Expiry::FromNow(ttl), .. } => (2, row::span(*ttl)),
+            Settlement::Release => (3, 0),
+            Settlement::Hold { .. } => (4, 0),
         }
     }
 

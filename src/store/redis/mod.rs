@@ -50,8 +50,8 @@ pub use self::shared_cache::RedisCache;
 use super::resealing::{Beginnings, Values};
 use super::waiters::Waiters;
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Settlement, SharedQuotas, Store,
 };
 use crate::idempotency::lease::renewal_interval;
 use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
@@ -189,7 +189,7 @@ impl Store for Redis {
         }
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         let Reply::Settled(settled) = self.batchers.submit(Operation::Settle { id, attempt, end }).await? else {
             return Err(unexpected_reply(record::Unreadable));
         };

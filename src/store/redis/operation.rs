@@ -13,7 +13,7 @@ use super::{error, unexpected_reply};
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp, Version};
 use crate::store::batcher::{self, Backend, Failure, Replies};
 use crate::store::lifecycle::{self, CurrentRecord, Transition};
-use crate::store::{Claim, End, Error, Expiry, LeaseRenewal, NewRecord, Settled};
+use crate::store::{Claim, Error, Expiry, LeaseRenewal, NewRecord, Settled, Settlement};
 
 /// An operation of the batcher.
 pub(super) enum Operation {
@@ -29,7 +29,7 @@ pub(super) enum Operation {
     Settle {
         id: RecordId,
         attempt: AttemptToken,
-        end: End,
+        end: Settlement,
     },
     /// Of one partition, where calls are.
     Renew(Vec<LeaseRenewal>),
@@ -103,7 +103,7 @@ impl batcher::Operation for Operation {
     fn size(&self) -> usize {
         match self {
             Self::Claim { fresh, .. } | Self::Supersede { fresh, .. } => fresh.head.len(),
-            Self::Settle { end: End::Complete { answer, .. }, .. } => answer.len(),
+            Self::Settle { end: Settlement::Complete { answer, .. }, .. } => answer.len(),
             Self::Settle { .. } | Self::Renew(_) | Self::Await(_) => 0,
         }
     }
@@ -275,7 +275,7 @@ fn read_current(response: Value) -> Result<Option<record::StoredRecord>, Error> 
     }
 }
 
-fn read_settled(answer: Value, attempt: AttemptToken, end: &End, now: Timestamp) -> Result<Settled, Error> {
+fn read_settled(answer: Value, attempt: AttemptToken, end: &Settlement, now: Timestamp) -> Result<Settled, Error> {
     match answer {
         Value::Int(_) => Ok(Settled::Done { until: record::time(number(&answer)?) }),
         answer => outcome(read_current(answer)?, attempt, end, now),
@@ -286,7 +286,7 @@ fn read_settled(answer: Value, attempt: AttemptToken, end: &End, now: Timestamp)
 fn outcome(
     current: Option<record::StoredRecord>,
     attempt: AttemptToken,
-    end: &End,
+    end: &Settlement,
     now: Timestamp,
 ) -> Result<Settled, Error> {
     let seen = current.as_ref().map(|stored| CurrentRecord {
@@ -304,7 +304,7 @@ fn outcome(
         }
         Transition::Repeated { until } => Settled::Done { until },
         Transition::RepeatedIfSame { until } => match (record, end) {
-            (Some(record), End::Complete { answer, .. }) if record.answer.as_ref() == Some(answer) => {
+            (Some(record), Settlement::Complete { answer, .. }) if record.answer.as_ref() == Some(answer) => {
                 Settled::Done { until }
             }
             (record, _) => Settled::NotCurrent { record },
@@ -322,12 +322,12 @@ fn add_fresh(command: &mut Cmd, fresh: &NewRecord) {
 }
 
 /// The end, as the script encodes it, its duration, and the answer.
-fn encoded_end(end: &End) -> (u8, u64, &[u8]) {
+fn encoded_end(end: &Settlement) -> (u8, u64, &[u8]) {
     match end {
-        End::Complete { expiry: Expiry::FromClaim(ttl), answer } => (1, span(*ttl), answer),
-        End::Complete { expiry: Expiry::FromNow(ttl), answer } => (2, span(*ttl), answer),
-        End::Release => (3, 0, &[]),
-        End::Hold { cause } => (4, 0, cause),
+        Settlement::Complete { expiry: Expiry::FromClaim(ttl), answer } => (1, span(*ttl), answer),
+        Settlement::Complete { expiry: Expiry::FromNow(ttl), answer } => (2, span(*ttl), answer),
+        Settlement::Release => (3, 0, &[]),
+        Settlement::Hold { cause } => (4, 0, cause),
     }
 }
 
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn only_the_end_of_an_attempt_is_carried_out_without_its_caller() {
         let id = RecordId([1; 32]);
-        let release = Operation::Settle { id, attempt: AttemptToken([0; 16]), end: End::Release };
+        let release = Operation::Settle { id, attempt: AttemptToken([0; 16]), end: Settlement::Release };
         assert!(!release.is_abandoned_with_caller());
         assert!(Operation::Await(id).is_abandoned_with_caller());
         assert!(Operation::Renew(Vec::new()).is_abandoned_with_caller());

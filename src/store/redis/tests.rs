@@ -55,9 +55,9 @@ fn fresh(number: u16) -> NewRecord {
     }
 }
 
-fn complete() -> End {
+fn complete() -> Settlement {
     let expiry = crate::store::Expiry::FromClaim(Duration::from_secs(3600));
-    End::Complete { answer: Bytes::from_static(b"answer"), expiry }
+    Settlement::Complete { answer: Bytes::from_static(b"answer"), expiry }
 }
 
 /// What comes of something that is tried until it works, or it has taken too long.

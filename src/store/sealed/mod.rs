@@ -22,8 +22,8 @@ use self::keyring::{Part, Sealing};
 pub use self::locked::{Locked, Pace};
 pub use self::resealer::{CountByKey, Resealed, Resealer};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Settled, Settlement, SharedQuotas, Store,
 };
 use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 
@@ -100,14 +100,14 @@ impl Store for Sealed {
         self.store.supersede(id, seen, self.seal(id, fresh)).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         let seal = |plain: &Bytes| self.keys.seal(id, attempt, Part::Ending, plain);
         let (sealed, written) = match end {
-            End::Complete { answer, expiry } => {
-                (End::Complete { answer: seal(&answer), expiry }, Some((State::Completed, answer)))
+            Settlement::Complete { answer, expiry } => {
+                (Settlement::Complete { answer: seal(&answer), expiry }, Some((State::Completed, answer)))
             }
-            End::Hold { cause } => (End::Hold { cause: seal(&cause) }, Some((State::Unknown, cause))),
-            End::Release => (End::Release, None),
+            Settlement::Hold { cause } => (Settlement::Hold { cause: seal(&cause) }, Some((State::Unknown, cause))),
+            Settlement::Release => (Settlement::Release, None),
         };
         let record = match self.store.settle(id, attempt, sealed).await? {
             Settled::NotCurrent { record } => record.map(|record| self.open_met(id, record)),
@@ -242,8 +242,8 @@ mod tests {
         let store = Sealed::new(Arc::new(Memory::new()), Arc::clone(&ring), "s".into(), |_, _| {});
         let minute = Duration::from_secs(60);
         let ends = [
-            End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromNow(minute) },
-            End::Hold { cause: Bytes::from_static(b"cause") },
+            Settlement::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromNow(minute) },
+            Settlement::Hold { cause: Bytes::from_static(b"cause") },
         ];
         for (place, end) in ends.into_iter().enumerate() {
             let (id, attempt) = (RecordId([place as u8; 32]), AttemptToken([8; 16]));
@@ -255,7 +255,7 @@ mod tests {
             ring.replace(vec![SealingKey::new("b".into(), &[2; 32]), SealingKey::new("a".into(), &[1; 32])]);
             let again = store.settle(id, attempt, end).await.unwrap();
             assert!(matches!(again, Settled::Done { until: again } if again == until));
-            let other = End::Complete { answer: Bytes::from_static(b"other"), expiry: Expiry::FromNow(minute) };
+            let other = Settlement::Complete { answer: Bytes::from_static(b"other"), expiry: Expiry::FromNow(minute) };
             let is_late = place == 0;
             let other = store.settle(id, attempt, other).await.unwrap();
             assert_eq!(matches!(other, Settled::NotCurrent { .. }), is_late, "an unknown record may still complete");
@@ -276,7 +276,7 @@ mod tests {
         let (ttl, origin) = (minute, OriginId(1));
         let fresh = NewRecord { attempt, origin, lease: minute, ttl, unknown_ttl: ttl, head: head.clone() };
         of(&[1]).claim(id, fresh).await.unwrap();
-        let end = End::Complete { answer: answer.clone(), expiry: Expiry::FromNow(minute) };
+        let end = Settlement::Complete { answer: answer.clone(), expiry: Expiry::FromNow(minute) };
         of(&[1]).settle(id, attempt, end.clone()).await.unwrap();
         // Another gate repeats it.
         assert!(matches!(of(&[1]).settle(id, attempt, end).await.unwrap(), Settled::Done { .. }));

@@ -349,7 +349,7 @@ mod tests {
     use crate::store::memory::Memory;
     use crate::store::sealed::UnsealError;
     use crate::store::sealed::{Pace, Sealed, SealingKey};
-    use crate::store::{Claim, End, Expiry, NewRecord, Settled};
+    use crate::store::{Claim, Expiry, NewRecord, Settled, Settlement};
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -389,7 +389,7 @@ mod tests {
         }
 
         async fn complete(&self, store: &dyn Store, number: u8) {
-            let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromNow(HOUR) };
+            let end = Settlement::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromNow(HOUR) };
             store.settle(RecordId([number; 32]), AttemptToken([number; 16]), end).await.unwrap();
         }
 
@@ -529,7 +529,7 @@ mod tests {
         let Claim::Exists { record: met, .. } = gate.sealed.claim(id, fresh).await.unwrap() else {
             panic!("it exists")
         };
-        let own = End::Complete { answer: Bytes::from_static(b"own"), expiry: Expiry::FromNow(HOUR) };
+        let own = Settlement::Complete { answer: Bytes::from_static(b"own"), expiry: Expiry::FromNow(HOUR) };
         let Settled::NotCurrent { record: Some(settled) } = gate.sealed.settle(id, attempt, own).await.unwrap() else {
             panic!("it has ended")
         };
@@ -540,7 +540,7 @@ mod tests {
     async fn what_is_planted_beside_a_strict_head_is_read_by_nobody() {
         let gate = Gate::new().await;
         let plant = async |number| {
-            let end = End::Complete { answer: Bytes::from_static(b"planted"), expiry: Expiry::FromNow(HOUR) };
+            let end = Settlement::Complete { answer: Bytes::from_static(b"planted"), expiry: Expiry::FromNow(HOUR) };
             gate.memory.settle(RecordId([number; 32]), AttemptToken([number; 16]), end).await.unwrap();
         };
         // Whatever the origin is: whoever plants an answer can write another one.

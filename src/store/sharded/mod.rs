@@ -37,9 +37,9 @@ use self::moving::{Moved, look_where_records_are};
 use self::placement::place_of;
 use super::removals::Removals;
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
-    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Store,
-    adoption,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Settlement,
+    Store, adoption,
 };
 use crate::idempotency::record::{AttemptToken, RecordId, Version};
 
@@ -299,13 +299,13 @@ impl Store for Sharded {
         self.ask(id, true, call, |superseded| *superseded).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             let end = end.clone();
             Box::pin(async move { store.settle(id, attempt, end).await })
         };
         // A release is done as well where there is no record.
-        let is_release = matches!(end, End::Release);
+        let is_release = matches!(end, Settlement::Release);
         let is_found = |settled: &Settled| !is_release && !matches!(settled, Settled::NotCurrent { record: None });
         self.ask(id, false, call, is_found).await
     }

@@ -62,8 +62,8 @@ use super::clock::Clock;
 use super::deliveries::Delivery;
 use super::resealing::{Beginnings, DeliveryValues, Values};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
-    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Resealing, Settled, Settlement, Store,
 };
 use crate::idempotency::record::{AttemptToken, RecordId, Version};
 
@@ -189,7 +189,7 @@ impl Store for Sqlite {
         self.ask(requests::SupersedeRequest { id, seen, fresh }).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         self.ask(requests::SettleRequest { id, attempt, end }).await
     }
 

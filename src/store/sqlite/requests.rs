@@ -13,7 +13,7 @@ use super::{row, schema};
 use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 use crate::store::lifecycle::{self, CurrentRecord, Transition};
 use crate::store::resealing::Values;
-use crate::store::{Claim, End, Error, ErrorKind, LeaseRenewal, NewRecord, Settled};
+use crate::store::{Claim, Error, ErrorKind, LeaseRenewal, NewRecord, Settled, Settlement};
 
 pub(super) struct ClaimRequest {
     pub(super) id: RecordId,
@@ -29,7 +29,7 @@ pub(super) struct SupersedeRequest {
 pub(super) struct SettleRequest {
     pub(super) id: RecordId,
     pub(super) attempt: AttemptToken,
-    pub(super) end: End,
+    pub(super) end: Settlement,
 }
 
 pub(super) struct RenewRequest(pub(super) Vec<LeaseRenewal>);
@@ -200,8 +200,8 @@ impl SettleRequest {
     /// What the record keeps: the answer, or why there is none.
     fn answer(&self) -> Option<&Bytes> {
         match &self.end {
-            End::Complete { answer, .. } | End::Hold { cause: answer } => Some(answer),
-            End::Release => None,
+            Settlement::Complete { answer, .. } | Settlement::Hold { cause: answer } => Some(answer),
+            Settlement::Release => None,
         }
     }
 }

@@ -26,9 +26,9 @@ use tokio::sync::broadcast;
 
 use super::audit::{self, EntryFilter, EntryPage, NewEntry, Position};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
-    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, SharedQuotas,
-    Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Settlement,
+    SharedQuotas, Store,
 };
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 
@@ -242,7 +242,7 @@ impl Store for Unreliable {
         self.call(Operation::Supersede, self.inner.supersede(id, seen, fresh)).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         self.call(Operation::Settle, self.inner.settle(id, attempt, end)).await
     }
 

@@ -8,7 +8,7 @@ use ::tokio::time::{sleep, timeout};
 use bytes::Bytes;
 use oncegate::idempotency::record::{AttemptToken, RecordId, State};
 use oncegate::store::postgres::Postgres;
-use oncegate::store::{Claim, End, Error, Expiry, LeaseRenewal, NewRecord, OriginId, Settled, Store};
+use oncegate::store::{Claim, Error, Expiry, LeaseRenewal, NewRecord, OriginId, Settled, Settlement, Store};
 
 use super::{migrated, settings, tokio};
 use crate::servers::{Database, Session};
@@ -119,7 +119,8 @@ fn a_lease_is_lost_where_the_transaction_ends_without_a_word() {
 
 #[test]
 fn an_ending_waits_for_the_transaction_and_holds_up_no_other() {
-    for end in [End::Release, End::Hold { cause: Bytes::from_static(b"cause") }, completed("by the gate")] {
+    for end in [Settlement::Release, Settlement::Hold { cause: Bytes::from_static(b"cause") }, completed("by the gate")]
+    {
         let Some(database) = migrated() else { return };
         tokio().block_on(async {
             let store = open(&database).await;
@@ -157,7 +158,7 @@ fn an_ending_has_its_way_where_the_transaction_is_rolled_back() {
         claim(&store, [1]).await;
         let upstream = holding(&database, &[1]);
         upstream.run(&complete(1));
-        let mut first = std::pin::pin!(store.settle(id(1), attempt(1), End::Release));
+        let mut first = std::pin::pin!(store.settle(id(1), attempt(1), Settlement::Release));
         assert!(timeout(SOON, &mut first).await.is_err(), "settled what is held");
         upstream.run("ROLLBACK");
         assert!(matches!(timeout(LATE, first).await.expect("it is free"), Ok(Settled::Done { .. })));
@@ -278,7 +279,10 @@ async fn meddle(store: &Postgres, is_over: &AtomicBool, last: u8) {
         let all = || 1..=last;
         let renewing = store.renew(all().rev().map(held).map(|held| LeaseRenewal { lease: PAST, ..held }).collect());
         let holding = futures_util::future::join_all(all().map(|number| {
-            timeout(PAST, store.settle(id(number), attempt(number), End::Hold { cause: Bytes::from_static(b"cause") }))
+            timeout(
+                PAST,
+                store.settle(id(number), attempt(number), Settlement::Hold { cause: Bytes::from_static(b"cause") }),
+            )
         }));
         let claiming = futures_util::future::join_all(all().map(|number| store.claim(id(number), fresh(255, PAST))));
         let expiring = store.expire_leases(100);
@@ -296,5 +300,5 @@ async fn meddle(store: &Postgres, is_over: &AtomicBool, last: u8) {
 
 fn completed(answer: &'static str) -> End {
     let expiry = Expiry::FromClaim(Duration::from_secs(3600));
-    End::Complete { answer: Bytes::from_static(answer.as_bytes()), expiry }
+    Settlement::Complete { answer: Bytes::from_static(answer.as_bytes()), expiry }
 }

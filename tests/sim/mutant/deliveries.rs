@@ -7,7 +7,7 @@ use bytes::Bytes;
 use oncegate::idempotency::record::{RecordId, State};
 use oncegate::store::deliveries::{Acceptance, Batch, Change, Deliveries, Held, NewDelivery, Take};
 use oncegate::store::unreliable::Operation;
-use oncegate::store::{End, Error, Expiry, Store};
+use oncegate::store::{Error, Expiry, Settlement, Store};
 
 use super::{LATE, Mutant, Shelf, fresh_of};
 use crate::life::Life;
@@ -49,7 +49,7 @@ impl Shelf {
         let accepted = self.memory.accept(id, new).await?;
         self.memory.claim(id, fresh_of(&standing.record, standing.record.attempt)).await?;
         let expiry = Expiry::FromNow(standing.record.until.since(standing.now));
-        let end = End::Complete { answer: standing.record.answer.unwrap_or_default(), expiry };
+        let end = Settlement::Complete { answer: standing.record.answer.unwrap_or_default(), expiry };
         self.memory.settle(id, standing.record.attempt, end).await?;
         Ok(accepted)
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use oncegate::idempotency::record::{RecordId, State};
-use oncegate::store::End;
+use oncegate::store::Settlement;
 
 use super::together;
 use crate::ledger::{Call, Line, Said};
@@ -116,9 +116,9 @@ impl Met {
             (Call::Settle(_, _, end), said) => {
                 self.endings += 1;
                 self.hit(match (end, said) {
-                    (End::Complete { .. }, Said::Done(_)) => "completion",
-                    (End::Release, Said::Done(_)) => "release",
-                    (End::Hold { .. }, Said::Done(_)) => "hold",
+                    (Settlement::Complete { .. }, Said::Done(_)) => "completion",
+                    (Settlement::Release, Said::Done(_)) => "release",
+                    (Settlement::Hold { .. }, Said::Done(_)) => "hold",
                     _ => "ending that comes too late",
                 });
             }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use oncegate::idempotency::record::{AttemptToken, Record, RecordId, State, Version};
 use oncegate::store::{
-    Chunk, Claim, Cursor, End, Error, Expiry, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NamespaceRules,
-    NewRecord, Origin, Page, RecordEntry, Settled, Store,
+    Chunk, Claim, Cursor, Error, Expiry, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NamespaceRules,
+    NewRecord, Origin, Page, RecordEntry, Settled, Settlement, Store,
 };
 
 use super::Clock;
@@ -171,7 +171,7 @@ impl Store for Mistaken {
         self.inner.supersede(id, seen, fresh).await
     }
 
-    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: End) -> Result<Settled, Error> {
+    async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
         let standing = self.inner.get(id).await?.map(|listed| listed.record);
         match (self.mistake, end) {
             (Mistake::SettlesAnyAttempt, end) => {
@@ -182,12 +182,14 @@ impl Store for Mistaken {
             {
                 Ok(Settled::NotCurrent { record: standing })
             }
-            (Mistake::ReleasesOnHold, End::Hold { .. }) => self.inner.settle(id, attempt, End::Release).await,
-            (Mistake::HoldsOnRelease, End::Release) => {
-                self.inner.settle(id, attempt, End::Hold { cause: bytes::Bytes::from_static(b"cause") }).await
+            (Mistake::ReleasesOnHold, Settlement::Hold { .. }) => {
+                self.inner.settle(id, attempt, Settlement::Release).await
             }
-            (Mistake::CountsFromTheEnd, End::Complete { answer, expiry: Expiry::FromClaim(ttl) }) => {
-                self.inner.settle(id, attempt, End::Complete { answer, expiry: Expiry::FromNow(ttl) }).await
+            (Mistake::HoldsOnRelease, Settlement::Release) => {
+                self.inner.settle(id, attempt, Settlement::Hold { cause: bytes::Bytes::from_static(b"cause") }).await
+            }
+            (Mistake::CountsFromTheEnd, Settlement::Complete { answer, expiry: Expiry::FromClaim(ttl) }) => {
+                self.inner.settle(id, attempt, Settlement::Complete { answer, expiry: Expiry::FromNow(ttl) }).await
             }
             (_, end) => self.inner.settle(id, attempt, end).await,
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use http::{HeaderName, HeaderValue, StatusCode};
 use oncegate::idempotency::codec;
 use oncegate::idempotency::record::AttemptToken;
-use oncegate::store::{End, Expiry};
+use oncegate::store::{Expiry, Settlement};
 use tokio::sync::Notify;
 
 use super::{Arrived, Site};
@@ -73,7 +73,7 @@ impl Site {
             headers: lines.collect(),
             content: Some(content),
         };
-        let end = End::Complete { answer: kept.encode(), expiry: Expiry::FromClaim(policy.ttl) };
+        let end = Settlement::Complete { answer: kept.encode(), expiry: Expiry::FromClaim(policy.ttl) };
         let upstream = Recorded { shelf: Arc::clone(&self.shelf), life: Arc::clone(life), keeps_deliveries: false };
         let kept = Event::Kept { serial, token, answer: answer.clone() };
         upstream.complete_beside(id_of(arrived.label), attempt_of(attempt), end, kept).await;

@@ -10,7 +10,7 @@ use super::{Site, breaks, header, written};
 use crate::dice::Dice;
 use crate::history::{Answer, Event, History, Label, Question, Request};
 use crate::life::Life;
-use crate::pipe::{Cable, End};
+use crate::pipe::{Cable, Settlement};
 use crate::setup::{BOOKS, key, label_named};
 use crate::wire::{Message, Reader};
 
@@ -77,7 +77,7 @@ impl Site {
         &self,
         message: &Message,
         open: &Open,
-        stream: &mut End,
+        stream: &mut Settlement,
         cable: &Cable,
         dice: &mut Dice,
     ) -> bool {
@@ -128,7 +128,7 @@ impl Site {
 }
 
 /// Until the other side gives up.
-async fn outwaits(stream: &mut End) -> bool {
+async fn outwaits(stream: &mut Settlement) -> bool {
     while let Ok(Some(_)) = Reader::new().next(stream).await {}
     false
 }

@@ -3,7 +3,7 @@
 use super::ActionExecutor;
 use crate::http::problem::Problem;
 use crate::idempotency::decide::Decision;
-use crate::idempotency::protocol::{Event, RecordView, Settlement};
+use crate::idempotency::protocol::{Event, RecordView, SettleResult};
 use crate::idempotency::record::{Record, State, Timestamp, Version};
 use crate::store::{Error, ErrorKind, Settled};
 
@@ -39,13 +39,13 @@ impl ActionExecutor {
     }
 
     /// What became of a settlement that did not find the record as its attempt left it.
-    pub(super) fn superseded(&self, record: Option<&Record>) -> Settlement {
+    pub(super) fn superseded(&self, record: Option<&Record>) -> SettleResult {
         let attempt = match self.attempted {
             None if self.probed.is_some() => self.unknown(),
             _ => self.attempt(),
         };
         let is_its = |record: &Record| attempt.as_ref().is_ok_and(|attempt| record.is_completed_by(*attempt));
-        if record.is_some_and(is_its) { Settlement::CompletedOtherwise } else { Settlement::Lost }
+        if record.is_some_and(is_its) { SettleResult::CompletedOtherwise } else { SettleResult::Lost }
     }
 
     /// A claim failed. Where it is certain not to stand, that is logged with the reply.

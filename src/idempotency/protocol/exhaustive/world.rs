@@ -272,7 +272,7 @@ impl World {
                 assert!(!request.is_answered, "one reply");
                 request.is_answered = true;
                 let says_executed =
-                    reply == Reply::Attempted(Some(Settlement::Done)) && request.ended == Some(Ended::Completes);
+                    reply == Reply::Attempted(Some(SettleResult::Done)) && request.ended == Some(Ended::Completes);
                 assert!(!says_executed || is_executed, "a reply says `executed` only of a durable record");
                 self.lock.take_if(|holder| *holder == index);
             }

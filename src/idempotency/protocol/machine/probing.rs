@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::super::decide::{Decision, RunningAttempt};
 use super::super::super::record::{Timestamp, Version};
 use super::super::super::recovery::Finding;
-use super::super::{Action, Event, Reply, Settlement};
+use super::super::{Action, Event, Reply, SettleResult};
 use super::waiting::Place;
 use super::{Claiming, Phase, Protocol, earlier};
 
@@ -83,12 +83,12 @@ impl Protocol {
                 self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
             }
             (Stage::Recovering { .. }, Event::Settled(settlement)) => match settlement {
-                Settlement::Done => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::Recovered)]),
+                SettleResult::Done => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::Recovered)]),
                 // The attempt has completed it after all, and has the better answer.
-                Settlement::CompletedOtherwise => {
+                SettleResult::CompletedOtherwise => {
                     self.ask_again(Claiming { since: now, seen: None, is_given_up: false })
                 }
-                Settlement::Lost => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::NothingLeft)]),
+                SettleResult::Lost => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::NothingLeft)]),
             },
             (Stage::Recovering { deadline, .. }, Event::StoreFailed { .. }) => {
                 let retry = self.retry_at(now);

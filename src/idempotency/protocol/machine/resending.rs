@@ -4,7 +4,7 @@
 use super::super::super::lease::max_age_at_start;
 use std::time::Duration;
 
-use super::super::{Action, Event, Reply, Settlement};
+use super::super::{Action, Event, Reply, SettleResult};
 use super::{Phase, Protocol};
 
 /// The longest pause before a request is sent again.
@@ -59,7 +59,7 @@ impl Protocol {
                 self.call(in_stage(Stage::Holding { deadline }), Action::Settle)
             }
             (Stage::Pausing, Event::ShuttingDown) => self.settle(now),
-            (Stage::Holding { .. }, Event::Settled(Settlement::Done)) => {
+            (Stage::Holding { .. }, Event::Settled(SettleResult::Done)) => {
                 let deadline = Some(now + self.limits.settle_timeout);
                 self.call(in_stage(Stage::Reclaiming { since: now, deadline }), Action::Reclaim)
             }
@@ -73,7 +73,7 @@ impl Protocol {
                 self.go(Phase::Settling { deadline: None, retry: None }, [reply])
             }
             (Stage::Reclaiming { since, deadline: Some(deadline) }, Event::Timeout) if now >= deadline => {
-                let reply = Action::Reply(Reply::Attempted(Some(Settlement::Done)));
+                let reply = Action::Reply(Reply::Attempted(Some(SettleResult::Done)));
                 self.go(in_stage(Stage::Reclaiming { since, deadline: None }), [reply])
             }
             // What it came to is of no use any more: it ends as its predecessor did.
@@ -96,13 +96,13 @@ impl Protocol {
             (Stage::Reclaiming { .. }, Event::Barred | Event::StoreFailed { in_doubt: true }) => self.settle(now),
             // The record says by now what became of the last attempt, or still that it is unknown.
             (Stage::Reclaiming { .. }, Event::NotSuperseded | Event::Failed | Event::StoreFailed { .. }) => {
-                self.conclude(Settlement::Done)
+                self.conclude(SettleResult::Done)
             }
             _ => self.stay(Phase::Resending(resending)),
         }
     }
 
-    fn conclude(&mut self, settlement: Settlement) -> Vec<Action> {
+    fn conclude(&mut self, settlement: SettleResult) -> Vec<Action> {
         self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::Attempted(Some(settlement)))])
     }
 }

@@ -13,7 +13,7 @@ async fn a_record_whose_answer_was_late_does_not_outlive_its_ttl() {
     let inner = Arc::new(Unreliable::new(Arc::new(memory)));
     let recent = alone(Arc::clone(&inner) as _);
     recent.claim(ID, fresh(1)).await.unwrap();
-    let end = End::Complete { answer: Bytes::new(), expiry: crate::store::Expiry::FromClaim(TTL) };
+    let end = Settlement::Complete { answer: Bytes::new(), expiry: crate::store::Expiry::FromClaim(TTL) };
     recent.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
 
     inner.script_for(Call::Claim, [Fault::DelayAnswer(TTL / 2)]);
@@ -27,7 +27,8 @@ async fn a_record_whose_answer_was_late_does_not_outlive_its_ttl() {
 async fn warm() -> Cached {
     let store = alone(Arc::new(Memory::new()));
     store.claim(ID, fresh(1)).await.unwrap();
-    let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
+    let end =
+        Settlement::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
     store.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
     assert!(store.recall(ID).is_none(), "it has not been read yet");
     let Claim::Exists { .. } = store.claim(ID, fresh(2)).await.unwrap() else { panic!("claimed twice") };
@@ -60,7 +61,7 @@ async fn a_record_is_recalled_until_it_expires() {
 async fn a_record_that_was_not_decrypted_is_not_recalled() {
     let store = alone(Arc::new(Memory::new()));
     store.claim(ID, fresh(1)).await.unwrap();
-    let end = End::Complete {
+    let end = Settlement::Complete {
         answer: Bytes::from_static(b"\x01\x01 is sealed"),
         expiry: crate::store::Expiry::FromClaim(TTL),
     };
@@ -91,7 +92,8 @@ async fn warm_and_shared() -> (Cached, Arc<Memory>) {
     let shared = Arc::new(Memory::new());
     let store = Cached::new(Arc::clone(&shared) as _, &Settings { max_age: Some(TTL / 2), ..SETTINGS }, None, |_| {});
     store.claim(ID, fresh(1)).await.unwrap();
-    let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
+    let end =
+        Settlement::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
     store.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
     store.claim(ID, fresh(2)).await.unwrap();
     assert!(store.recall(ID).is_some());
@@ -161,7 +163,11 @@ async fn in_flight_and_large_records_are_not_cached() {
     assert!(store.recall(ID).is_none());
     let answer = Bytes::from(vec![0; 300 << 10]);
     store
-        .settle(ID, AttemptToken([1; 16]), End::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) })
+        .settle(
+            ID,
+            AttemptToken([1; 16]),
+            Settlement::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) },
+        )
         .await
         .unwrap();
     store.claim(ID, fresh(2)).await.unwrap();

@@ -32,8 +32,8 @@ fn head(attempt: AttemptToken) -> Bytes {
     codec::Head::new(fingerprint, http::Method::POST, "/", &key).with_details(&details).encode()
 }
 
-fn complete(answer: &'static str) -> End {
-    End::Complete { answer: Bytes::from_static(answer.as_bytes()), expiry: crate::store::Expiry::FromClaim(TTL) }
+fn complete(answer: &'static str) -> Settlement {
+    Settlement::Complete { answer: Bytes::from_static(answer.as_bytes()), expiry: crate::store::Expiry::FromClaim(TTL) }
 }
 
 /// A store in memory, whose time is tokio's.

@@ -276,7 +276,7 @@ async fn an_old_value_is_not_trusted_after_a_purge_or_a_new_attempt() {
     put_back();
     let first = two.one.claim(ID, fresh(2)).await.unwrap();
     assert!(matches!(first, Claim::Inserted(_)), "the gate that purged: {first:?}");
-    two.one.settle(ID, AttemptToken([2; 16]), End::Release).await.unwrap();
+    two.one.settle(ID, AttemptToken([2; 16]), Settlement::Release).await.unwrap();
     two.until_written().await;
 
     two.change(HashMap::clear);
@@ -353,7 +353,7 @@ async fn a_retry_of_an_uncertain_claim_asks_the_store() {
 #[tokio::test(start_paused = true)]
 async fn a_hint_goes_with_the_attempt() {
     let two = two();
-    for end in [End::Release, complete("answer")] {
+    for end in [Settlement::Release, complete("answer")] {
         two.one.claim(ID, fresh(1)).await.unwrap();
         two.asked(ID, fresh(2)).await;
         two.until_written().await;
@@ -383,12 +383,12 @@ async fn a_hint_does_not_outlive_its_lease() {
 async fn unknown_and_large_records_are_not_kept() {
     let two = two();
     two.one.claim(ID, fresh(1)).await.unwrap();
-    two.one.settle(ID, AttemptToken([1; 16]), End::Hold { cause: Bytes::from_static(b"cause") }).await.unwrap();
+    two.one.settle(ID, AttemptToken([1; 16]), Settlement::Hold { cause: Bytes::from_static(b"cause") }).await.unwrap();
     two.asked(ID, fresh(2)).await;
     let large = RecordId([8; 32]);
     two.one.claim(large, fresh(1)).await.unwrap();
     let answer = Bytes::from(vec![0; 300 << 10]);
-    let end = End::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) };
+    let end = Settlement::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) };
     two.one.settle(large, AttemptToken([1; 16]), end).await.unwrap();
     two.asked(large, fresh(2)).await;
     two.until_written().await;

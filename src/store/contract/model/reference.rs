@@ -156,15 +156,17 @@ impl Reference {
         self.records.insert(id, StoredRecord { record, origin: origin_of(by.by), unknown_ttl });
     }
 
-    fn settle(&mut self, id: u8, attempt: AttemptToken, end: End) -> Reply {
+    fn settle(&mut self, id: u8, attempt: AttemptToken, end: Settlement) -> Reply {
         let Some(stored) = self.records.get_mut(&id) else {
-            return if matches!(end, End::Release) { Reply::Done(self.now) } else { Reply::Fenced(None) };
+            return if matches!(end, Settlement::Release) { Reply::Done(self.now) } else { Reply::Fenced(None) };
         };
         let record = &mut stored.record;
         let repeats = match &end {
-            End::Complete { answer, .. } => record.state == State::Completed && record.answer.as_ref() == Some(answer),
-            End::Hold { .. } => record.state == State::Unknown,
-            End::Release => false,
+            Settlement::Complete { answer, .. } => {
+                record.state == State::Completed && record.answer.as_ref() == Some(answer)
+            }
+            Settlement::Hold { .. } => record.state == State::Unknown,
+            Settlement::Release => false,
         };
         if record.attempt != attempt || (record.state == State::Completed && !repeats) {
             return Reply::Fenced(Some(record.clone()));
@@ -173,7 +175,7 @@ impl Reference {
             return Reply::Done(record.until);
         }
         match end {
-            End::Complete { answer, expiry } => {
+            Settlement::Complete { answer, expiry } => {
                 record.until = match expiry {
                     Expiry::FromClaim(ttl) if record.claimed_at.plus(ttl) > self.now => record.claimed_at.plus(ttl),
                     Expiry::FromClaim(ttl) | Expiry::FromNow(ttl) => self.now.plus(ttl),
@@ -182,13 +184,13 @@ impl Reference {
                 record.answer = Some(answer);
                 Reply::Done(record.until)
             }
-            End::Hold { cause } => {
+            Settlement::Hold { cause } => {
                 record.answer = Some(cause);
                 record.until = self.now.plus(stored.unknown_ttl);
                 record.state = State::Unknown;
                 Reply::Done(record.until)
             }
-            End::Release => {
+            Settlement::Release => {
                 self.records.remove(&id);
                 Reply::Done(self.now)
             }

@@ -7,7 +7,7 @@ use crate::store::postgres::layout::join;
 use crate::store::postgres::tests::{database, open, settings};
 use crate::store::servers::Database;
 use crate::store::sharded::layout::Found;
-use crate::store::{End, Error, ErrorKind, Filter, Store as _, contract};
+use crate::store::{Error, ErrorKind, Filter, Settlement, Store as _, contract};
 
 /// Two databases that are one store. The first has a record.
 async fn two() -> Option<[Database; 2]> {
@@ -19,7 +19,7 @@ async fn two() -> Option<[Database; 2]> {
     let fresh = contract::fresh(1);
     let attempt = fresh.attempt;
     store.claim(RecordId([0x10; 32]), fresh).await.unwrap();
-    store.settle(RecordId([0x10; 32]), attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
+    store.settle(RecordId([0x10; 32]), attempt, Settlement::Hold { cause: bytes::Bytes::new() }).await.unwrap();
     store.close().await;
     Some([a, b])
 }
@@ -133,7 +133,7 @@ async fn a_store_by_itself_that_became_one_of_two_lists_no_part_of_the_records()
     let fresh = contract::fresh(1);
     let attempt = fresh.attempt;
     store.claim(RecordId([0xf0; 32]), fresh).await.unwrap();
-    store.settle(RecordId([0xf0; 32]), attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
+    store.settle(RecordId([0xf0; 32]), attempt, Settlement::Hold { cause: bytes::Bytes::new() }).await.unwrap();
     assert_eq!(store.count().await.unwrap(), [0, 0, 1]);
     let list = |databases: &[&Database]| {
         databases.iter().map(|database| (database.name.clone(), settings(&database.url))).collect()

@@ -25,8 +25,8 @@ pub(super) fn fresh(number: u8) -> NewRecord {
     NewRecord { attempt, origin: OriginId(1), lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head }
 }
 
-pub(super) fn complete() -> End {
-    End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(HOUR) }
+pub(super) fn complete() -> Settlement {
+    Settlement::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(HOUR) }
 }
 
 /// A server of the test's own, with the schema.
@@ -271,7 +271,7 @@ async fn claims_and_settlements_are_durable_whatever_the_role_sets() {
     let session = database.session();
     for number in 1..=50 {
         store.claim(id(number), fresh(number)).await.unwrap();
-        let end = if number % 2 == 0 { complete() } else { End::Release };
+        let end = if number % 2 == 0 { complete() } else { Settlement::Release };
         store.settle(id(number), attempt(number), end).await.unwrap();
         let left = session.value("SELECT pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn()");
         assert!(left.parse::<u64>().unwrap() < 8192, "{left} bytes are not on the disk");
@@ -292,7 +292,8 @@ async fn waiters_are_notified_at_once() {
         timeout(Duration::from_secs(20), listens).await.expect("it listens");
     }
     store.changed(id(1)).await;
-    let ends: [End; 3] = [complete(), End::Release, End::Hold { cause: Bytes::from_static(b"cause") }];
+    let ends: [Settlement; 3] =
+        [complete(), Settlement::Release, Settlement::Hold { cause: Bytes::from_static(b"cause") }];
     for (number, end) in (1..).zip(ends) {
         store.claim(id(number), fresh(number)).await.unwrap();
         let waiting = Arc::clone(&other);

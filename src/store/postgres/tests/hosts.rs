@@ -324,7 +324,7 @@ async fn unknown_and_expired_records_are_read_only_from_a_host_that_commits() {
         store.claim(id(number), NewRecord { lease: Duration::from_secs(2), ..fresh(number) }).await.unwrap();
     }
     let settled =
-        store.settle(id(1), attempt(1), End::Hold { cause: bytes::Bytes::from_static(b"cause") }).await.unwrap();
+        store.settle(id(1), attempt(1), Settlement::Hold { cause: bytes::Bytes::from_static(b"cause") }).await.unwrap();
     assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
     sleep(Duration::from_millis(2_100)).await;
     let stands = store.claim(id(1), fresh(9)).await.unwrap();

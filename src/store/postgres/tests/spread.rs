@@ -157,14 +157,14 @@ async fn what_is_on_its_way_is_not_absent() {
     let attempt = fresh.attempt;
     assert!(matches!(store.claim(id, fresh).await, Ok(Claim::Inserted(_))));
     assert!(store.get(RecordId([0x58; 32])).await.unwrap().is_none(), "its database owns it, and has nothing");
-    store.settle(id, attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap();
+    store.settle(id, attempt, Settlement::Hold { cause: bytes::Bytes::new() }).await.unwrap();
     for step in ["give_up", "set_aside"] {
         assert_eq!(databases[1].value(&format!("SELECT oncegate.{step}_v1('\\x57', '\\x58')")), "t");
     }
     let is_moved = |error: Error| assert_eq!(error.cause().kind, ErrorKind::Moved, "{error}");
     is_moved(store.get(id).await.unwrap_err());
     is_moved(store.remove(id).await.unwrap_err());
-    is_moved(store.settle(id, attempt, End::Hold { cause: bytes::Bytes::new() }).await.unwrap_err());
+    is_moved(store.settle(id, attempt, Settlement::Hold { cause: bytes::Bytes::new() }).await.unwrap_err());
     let queue = crate::store::deliveries::of(&store).unwrap();
     is_moved(queue.delivery(id).await.unwrap_err());
     is_moved(queue.discard(id, attempt).await.unwrap_err());

@@ -64,7 +64,7 @@ async fn an_answer_that_may_be_on_no_standby_is_not_handed_out() {
     for number in [1, 2, 3] {
         one.claim(id(number), fresh(number)).await.unwrap();
     }
-    let large = End::Complete { answer: vec![b'x'; 300 << 10].into(), expiry: Expiry::FromClaim(HOUR) };
+    let large = Settlement::Complete { answer: vec![b'x'; 300 << 10].into(), expiry: Expiry::FromClaim(HOUR) };
     one.settle(id(2), attempt(2), large).await.unwrap();
     let session = server.session();
     session.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");

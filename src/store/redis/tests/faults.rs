@@ -175,7 +175,7 @@ async fn a_large_answer_is_fetched_by_itself() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
     let expiry = Expiry::FromClaim(Duration::from_secs(3600));
-    let end = |byte: u8, length: usize| End::Complete { answer: vec![byte; length].into(), expiry };
+    let end = |byte: u8, length: usize| Settlement::Complete { answer: vec![byte; length].into(), expiry };
     for (number, length) in [(1, 1 << 20), (2, 100_000)] {
         store.claim(id(number), fresh(number)).await.unwrap();
         store.settle(id(number), attempt(number), end(b'a', length)).await.unwrap();

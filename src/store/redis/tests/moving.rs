@@ -50,7 +50,7 @@ async fn while_a_slot_moves_upkeep_loses_nothing() {
     store.claim(id(1), NewRecord { lease, ..fresh(1) }).await.unwrap();
     store.claim(id(2), NewRecord { ttl: Duration::ZERO, ..fresh(2) }).await.unwrap();
     let expiry = Expiry::FromNow(Duration::ZERO);
-    let end = End::Complete { answer: Bytes::new(), expiry };
+    let end = Settlement::Complete { answer: Bytes::new(), expiry };
     store.settle(id(2), attempt(2), end).await.unwrap();
     let moving = [1, 2].map(|number| {
         let moving = Moving::of(&cluster, &keys::record(id(number)));

@@ -34,7 +34,10 @@ async fn a_full_disk_refuses_claims_and_gets_over_it() {
         let (store, head) = (store.clone(), head.clone());
         tokio::spawn(async move {
             match number {
-                0 => store.settle(id(0), attempt(0), End::Hold { cause: Bytes::from_static(b"cause") }).await.map(drop),
+                0 => store
+                    .settle(id(0), attempt(0), Settlement::Hold { cause: Bytes::from_static(b"cause") })
+                    .await
+                    .map(drop),
                 1 => store.claim(id(1), fresh(999)).await.map(|claim| assert!(matches!(claim, Claim::Exists { .. }))),
                 _ => store.claim(id(500 + number), NewRecord { head, ..fresh(500 + number) }).await.map(drop),
             }
@@ -51,7 +54,7 @@ async fn a_full_disk_refuses_claims_and_gets_over_it() {
 
     // Room comes back, without a restart.
     for number in 1..10.min(kept) {
-        store.settle(id(number), attempt(number), End::Release).await.unwrap();
+        store.settle(id(number), attempt(number), Settlement::Release).await.unwrap();
     }
     let deadline = Instant::now() + Duration::from_secs(10);
     while store.claim(id(900), large(900)).await.is_err() {
@@ -171,7 +174,7 @@ async fn an_exhausted_quota_is_a_full_disk() {
     let claim = store.claim(id(2), fresh(2)).await;
     assert!(matches!(&claim, Err(Error::Indeterminate(_))), "{claim:?}");
     assert!(!reserve.exists(), "the room is there for the attempts that run");
-    store.settle(id(1), attempt(1), End::Hold { cause: Bytes::from_static(b"cause") }).await.unwrap();
+    store.settle(id(1), attempt(1), Settlement::Hold { cause: Bytes::from_static(b"cause") }).await.unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while store.claim(id(2), fresh(2)).await.is_err() {
         assert!(Instant::now() < deadline);

@@ -52,8 +52,8 @@ fn fresh(number: u16) -> NewRecord {
     NewRecord { attempt: attempt(number), origin: OriginId(1), lease: hour, ttl: hour, unknown_ttl: hour, head }
 }
 
-fn complete(answer: Bytes) -> End {
-    End::Complete { answer, expiry: Expiry::FromNow(Duration::from_secs(3600)) }
+fn complete(answer: Bytes) -> Settlement {
+    Settlement::Complete { answer, expiry: Expiry::FromNow(Duration::from_secs(3600)) }
 }
 
 async fn state_of(store: &Sqlite, number: u16) -> Option<State> {

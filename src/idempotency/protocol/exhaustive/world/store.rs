@@ -51,19 +51,19 @@ impl World {
                 let is_its = stands.as_ref().is_some_and(|record| record.attempt == token);
                 let state = stands.as_ref().map(|record| (record.state, record.by_upstream));
                 Event::Settled(match (ended, state) {
-                    (Ended::Releases, None) => Settlement::Done,
-                    (Ended::Completes, Some((State::Completed, false))) if is_its => Settlement::Done,
-                    (_, Some((State::Completed, _))) if is_its => Settlement::CompletedOtherwise,
+                    (Ended::Releases, None) => SettleResult::Done,
+                    (Ended::Completes, Some((State::Completed, false))) if is_its => SettleResult::Done,
+                    (_, Some((State::Completed, _))) if is_its => SettleResult::CompletedOtherwise,
                     (Ended::Releases, Some(_)) if is_its => {
                         (self.record, self.runs, self.books) = (None, 0, Books::default());
-                        Settlement::Done
+                        SettleResult::Done
                     }
                     (_, Some(_)) if is_its => {
                         let state = if ended == Ended::Completes { State::Completed } else { State::Unknown };
                         *stands = Some(Record { state, ..fresh });
-                        Settlement::Done
+                        SettleResult::Done
                     }
-                    _ => Settlement::Lost,
+                    _ => SettleResult::Lost,
                 })
             }
             (Operation::Reclaim, Some(record), _) if record.attempt == token && record.state == State::InFlight => {
@@ -84,13 +84,13 @@ impl World {
             (Operation::Recover, stands, _) => {
                 let its = self.requests[token % STRIDE].as_ref().and_then(|request| request.probed);
                 Event::Settled(match stands {
-                    Some(record) if Some(record.attempt) != its => Settlement::Lost,
-                    Some(Record { state: State::Completed, .. }) => Settlement::CompletedOtherwise,
+                    Some(record) if Some(record.attempt) != its => SettleResult::Lost,
+                    Some(Record { state: State::Completed, .. }) => SettleResult::CompletedOtherwise,
                     Some(record) => {
                         (record.state, record.by_upstream) = (State::Completed, true);
-                        Settlement::Done
+                        SettleResult::Done
                     }
-                    None => Settlement::Lost,
+                    None => SettleResult::Lost,
                 })
             }
             (
