@@ -298,7 +298,7 @@ async fn meddle(store: &Postgres, is_over: &AtomicBool, last: u8) {
     }
 }
 
-fn completed(answer: &'static str) -> End {
+fn completed(answer: &'static str) -> Settlement {
     let expiry = Expiry::FromClaim(Duration::from_secs(3600));
     Settlement::Complete { answer: Bytes::from_static(answer.as_bytes()), expiry }
 }
