@@ -3,6 +3,7 @@
 pub mod access_log;
 pub mod admin_refusal;
 pub mod consumers;
+mod decryption_failures;
 pub mod deliveries;
 pub mod limits;
 pub mod log_throttle;
@@ -20,7 +21,6 @@ mod register;
 pub mod report;
 mod runtimes;
 pub mod spans;
-mod unsealed;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

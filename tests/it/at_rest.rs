@@ -36,8 +36,8 @@ fn numbered() -> Upstream {
 }
 
 /// How many parts of records were not decrypted for this reason.
-fn unsealed(gate: &Gate, reason: &str) -> f64 {
-    gate.metric("oncegate_unsealed_total", &[&format!("reason=\"{reason}\"")])
+fn decryption_failures(gate: &Gate, reason: &str) -> f64 {
+    gate.metric("oncegate_decryption_failures_total", &[&format!("reason=\"{reason}\"")])
 }
 
 /// Holds that a request with this key is refused, now and again, and that nothing runs.
@@ -70,8 +70,8 @@ fn what_is_encrypted_is_replayed_before_and_after_a_kill() {
     // Operators see what they see without encryption.
     let [record] = &gate.records("key=k-1")[..] else { panic!("one record") };
     assert_eq!((&record["path"], &record["state"]), (&"/charges".into(), &"completed".into()), "{record}");
-    let no_key = unsealed(&gate, "no-key");
-    assert_eq!((no_key, unsealed(&gate, "altered")), (0.0, 0.0));
+    let no_key = decryption_failures(&gate, "no-key");
+    assert_eq!((no_key, decryption_failures(&gate, "altered")), (0.0, 0.0));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn without_the_key_nothing_runs_and_with_it_the_answer_comes_back() {
     // A gate that has another one
     let gate = with_keys(&plan, &[2]).start();
     is_refused(&gate, &upstream, "k-1");
-    assert!(unsealed(&gate, "no-key") >= 2.0, "{}", gate.log());
+    assert!(decryption_failures(&gate, "no-key") >= 2.0, "{}", gate.log());
     assert!(gate.log().contains("a key that store.encryption_keys does not have"), "{}", gate.log());
     gate.post("/charges", "k-2", "{}").expect(200, "executed");
     // An operator sees that there is a record.
@@ -111,7 +111,7 @@ fn without_the_key_nothing_runs_and_with_it_the_answer_comes_back() {
     for key in ["k-1", "k-2"] {
         gate.post("/charges", key, "{}").expect(200, "replayed");
     }
-    assert_eq!((upstream.runs(), unsealed(&gate, "no-key")), (2, 0.0));
+    assert_eq!((upstream.runs(), decryption_failures(&gate, "no-key")), (2, 0.0));
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn an_answer_that_was_altered_is_not_given() {
     flip();
     let gate = plan.start();
     is_refused(&gate, &upstream, "k-1");
-    assert!(unsealed(&gate, "altered") >= 1.0, "{}", gate.log());
+    assert!(decryption_failures(&gate, "altered") >= 1.0, "{}", gate.log());
     assert!(gate.log().contains("altered or moved"), "{}", gate.log());
     gate.stop();
     flip();
@@ -397,7 +397,7 @@ fn a_route_that_demands_encryption_believes_no_plain_record() {
 
     let gate = with_keys(&required, &[1]).start();
     is_refused(&gate, &upstream, "planted");
-    assert!(unsealed(&gate, "plain") >= 2.0, "{}", gate.log());
+    assert!(decryption_failures(&gate, "plain") >= 2.0, "{}", gate.log());
     assert!(gate.log().contains("seal = \\\"required\\\""), "{}", gate.log());
     gate.post("/charges", "own", "{}").expect(200, "executed");
     gate.post("/charges", "own", "{}").expect(200, "replayed");

@@ -56,7 +56,7 @@ pub(super) fn before(
     let (store, service) = (opened.store, Arc::clone(&config.gate.service));
     let (store, resealer, finder): (Arc<dyn Store>, _, _) = match keys {
         Some(keys) => {
-            let sealed = Sealed::new(store, keys, service, metrics.unsealed());
+            let sealed = Sealed::new(store, keys, service, metrics.decryption_failed());
             let resealer = sealed.resealer();
             (Arc::new(sealed), Some(Arc::clone(&resealer)), resealer)
         }

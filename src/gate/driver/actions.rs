@@ -313,11 +313,11 @@ impl ActionExecutor {
             }
         };
         self.operation = Box::pin(pending());
-        self.observe(finished, protocol.failures()).await
+        self.attempt_ended(finished, protocol.failures()).await
     }
 
     /// What the end of an operation means. Store calls have failed so many times before.
-    async fn observe(&mut self, finished: Finished, failures: u32) -> Event {
+    async fn attempt_ended(&mut self, finished: Finished, failures: u32) -> Event {
         match finished {
             Finished::Permitted(permission) => self.permitted(permission),
             Finished::BodyComparison(Ok(permit), permission) => {

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::broadcast;
 
-use super::keyring::{Keyring, Part, Sealing, UnsealError};
+use super::keyring::{DecryptionError, Keyring, Part, Sealing};
 use crate::idempotency::record::{AttemptToken, RecordId};
 use crate::store::cached::{CacheOperation, RemoteCache, RemoteError};
 use crate::store::{Removal, SharedQuotas};
@@ -33,8 +33,8 @@ impl SealedCache {
         }
         match self.keys.open(id, NO_ATTEMPT, Part::Cached, value) {
             Ok(plain) => Some(plain),
-            Err(UnsealError::Altered) => Some(value.clone()),
-            Err(UnsealError::NoKey | UnsealError::Plain) => None,
+            Err(DecryptionError::Altered) => Some(value.clone()),
+            Err(DecryptionError::NoKey | DecryptionError::Plain) => None,
         }
     }
 }

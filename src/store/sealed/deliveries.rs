@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::Sealed;
-use super::keyring::{Part, Sealing, Strictness, UnsealError};
+use super::keyring::{DecryptionError, Part, Sealing, Strictness};
 use crate::idempotency::record::RecordId;
 use crate::store::deliveries::{
     self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
@@ -113,7 +113,7 @@ impl Sealed {
     /// Nothing where it does not open. Where `is_strict`, what is plain was written by somebody else.
     fn open_part(&self, delivery: &Delivery, part: Part, value: Bytes, is_strict: bool) -> Option<Bytes> {
         let opened = if Sealing::of(&value) == Sealing::Plain && is_strict {
-            Err(UnsealError::Altered)
+            Err(DecryptionError::Altered)
         } else {
             self.keys.open(delivery.id, delivery.token, part, &value)
         };

@@ -156,7 +156,7 @@ impl Strictness {
 
 /// Why a value does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnsealError {
+pub enum DecryptionError {
     /// The configuration does not have its key.
     NoKey,
     /// It was changed, or moved to another place.
@@ -165,11 +165,11 @@ pub enum UnsealError {
     Plain,
 }
 
-impl UnsealError {
+impl DecryptionError {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::NoKey, Self::Altered, Self::Plain];
 
-    /// The word for it: the label `reason` of `oncegate_unsealed_total`.
+    /// The word for it: the label `reason` of `oncegate_decryption_failures_total`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -334,14 +334,20 @@ impl Keyring {
     ///
     /// # Errors
     /// Why it does not open.
-    pub fn open(&self, id: RecordId, attempt: AttemptToken, part: Part, value: &Bytes) -> Result<Bytes, UnsealError> {
+    pub fn open(
+        &self,
+        id: RecordId,
+        attempt: AttemptToken,
+        part: Part,
+        value: &Bytes,
+    ) -> Result<Bytes, DecryptionError> {
         let Sealing::With(name, _) = Sealing::of(value) else { return Ok(value.clone()) };
         if value.len() < HEAD + TAG {
-            return Err(UnsealError::Altered);
+            return Err(DecryptionError::Altered);
         }
         let (head, text) = value.split_at(HEAD);
         let keys = self.keys.load();
-        let key = keys.iter().find(|key| key.name == name).ok_or(UnsealError::NoKey)?;
+        let key = keys.iter().find(|key| key.name == name).ok_or(DecryptionError::NoKey)?;
         let mut nonce = [0; NONCE_LEN];
         nonce.copy_from_slice(&head[HEAD - NONCE_LEN..]);
         let mut plain = text.to_vec();
@@ -349,7 +355,7 @@ impl Keyring {
             let nonce = Nonce::assume_unique_for_key(nonce);
             key.open_in_place(nonce, Aad::from(head), &mut plain).ok().map(|plain| plain.len())
         });
-        let length = opened.ok_or(UnsealError::Altered)?;
+        let length = opened.ok_or(DecryptionError::Altered)?;
         plain.truncate(length);
         Ok(plain.into())
     }
@@ -359,9 +365,9 @@ impl Keyring {
     /// A record in plain form. What does not open stays as it is, and `report` gets the reason. What must be sealed and is not
     /// becomes what nothing decodes.
     #[must_use]
-    pub fn open_record(&self, id: RecordId, record: Record, report: impl Fn(UnsealError)) -> Record {
+    pub fn open_record(&self, id: RecordId, record: Record, report: impl Fn(DecryptionError)) -> Record {
         if self.is_planted(&record.head, record.answer.as_ref()) {
-            report(UnsealError::Plain);
+            report(DecryptionError::Plain);
             let closed = Bytes::from_static(&SEALED);
             return Record { head: closed.clone(), answer: record.answer.map(|_| closed), ..record };
         }
@@ -378,7 +384,7 @@ impl Keyring {
 
     /// The same of a record with where it comes from.
     #[must_use]
-    pub fn open_listed(&self, listed: RecordEntry, report: impl Fn(UnsealError)) -> RecordEntry {
+    pub fn open_listed(&self, listed: RecordEntry, report: impl Fn(DecryptionError)) -> RecordEntry {
         RecordEntry { record: self.open_record(listed.id, listed.record, report), ..listed }
     }
 }
@@ -436,17 +442,17 @@ mod tests {
             let keys = ring(&[1]);
             let sealed = keys.seal(ID, ATTEMPT, Part::Head, &plain);
             prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Head, &sealed), Ok(plain.clone()));
-            prop_assert_eq!(keys.open(RecordId(other), ATTEMPT, Part::Head, &sealed), Err(UnsealError::Altered));
-            prop_assert_eq!(keys.open(ID, AttemptToken([3; 16]), Part::Head, &sealed), Err(UnsealError::Altered));
-            prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Ending, &sealed), Err(UnsealError::Altered));
+            prop_assert_eq!(keys.open(RecordId(other), ATTEMPT, Part::Head, &sealed), Err(DecryptionError::Altered));
+            prop_assert_eq!(keys.open(ID, AttemptToken([3; 16]), Part::Head, &sealed), Err(DecryptionError::Altered));
+            prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Ending, &sealed), Err(DecryptionError::Altered));
             // Any bit behind the two that say that it is sealed.
             let bit = 16 + bit.index((sealed.len() - 2) * 8);
             let mut altered = sealed.to_vec();
             altered[bit / 8] ^= 1 << (bit % 8);
-            let expected = if bit < 8 * (2 + NAME) { UnsealError::NoKey } else { UnsealError::Altered };
+            let expected = if bit < 8 * (2 + NAME) { DecryptionError::NoKey } else { DecryptionError::Altered };
             prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Head, &altered.into()), Err(expected));
             let cut = sealed.slice(..sealed.len() - 1);
-            prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Head, &cut), Err(UnsealError::Altered));
+            prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Head, &cut), Err(DecryptionError::Altered));
         }
     }
 
@@ -457,16 +463,16 @@ mod tests {
         let both = ring(&[2, 1]);
         assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Ok(plain.clone()));
         let new = both.seal(ID, ATTEMPT, Part::Ending, &plain);
-        assert_eq!(ring(&[1]).open(ID, ATTEMPT, Part::Ending, &new), Err(UnsealError::NoKey));
+        assert_eq!(ring(&[1]).open(ID, ATTEMPT, Part::Ending, &new), Err(DecryptionError::NoKey));
         assert_eq!(ring(&[2]).open(ID, ATTEMPT, Part::Ending, &new), Ok(plain.clone()));
         both.replace(vec![key(3)]);
-        assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Err(UnsealError::NoKey));
+        assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Err(DecryptionError::NoKey));
         let both = Arc::new(both);
         let too = both.open_too(&[key(1)]);
         assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Ok(plain.clone()));
         assert_eq!(both.seal(ID, ATTEMPT, Part::Ending, &plain)[2..10], key(3).name, "what opens too does not seal");
         drop(too);
-        assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Err(UnsealError::NoKey));
+        assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Err(DecryptionError::NoKey));
         assert!(!new.windows(6).any(|part| part == b"answer"));
     }
 

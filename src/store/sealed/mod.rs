@@ -17,7 +17,7 @@ use bytes::Bytes;
 use tokio::sync::broadcast;
 
 pub use self::cache::SealedCache;
-pub use self::keyring::{Keyring, SealingKey, UnsealError};
+pub use self::keyring::{DecryptionError, Keyring, SealingKey};
 use self::keyring::{Part, Sealing};
 pub use self::locked::{Locked, Pace};
 pub use self::resealer::{CountByKey, Resealed, Resealer};
@@ -33,7 +33,7 @@ pub struct Sealed {
     keys: Arc<Keyring>,
     resealer: Arc<Resealer>,
     /// Called for records that do not open.
-    report: Box<dyn Fn(RecordId, UnsealError) + Send + Sync>,
+    report: Box<dyn Fn(RecordId, DecryptionError) + Send + Sync>,
 }
 
 impl Sealed {
@@ -42,7 +42,7 @@ impl Sealed {
         store: Arc<dyn Store>,
         keys: Arc<Keyring>,
         service: Arc<str>,
-        report: impl Fn(RecordId, UnsealError) + Send + Sync + 'static,
+        report: impl Fn(RecordId, DecryptionError) + Send + Sync + 'static,
     ) -> Self {
         let resealer = Arc::new(Resealer::new(Arc::clone(&store), Arc::clone(&keys), service));
         Self { store, keys, resealer, report: Box::new(report) }
@@ -288,6 +288,6 @@ mod tests {
         assert!(closed.lock().unwrap().is_empty());
         let unopened = of(&[2]).get(id).await.unwrap().unwrap().record;
         assert_eq!((unopened.head, unopened.answer), (kept.head, kept.answer));
-        assert_eq!(*closed.lock().unwrap(), [UnsealError::NoKey; 2]);
+        assert_eq!(*closed.lock().unwrap(), [DecryptionError::NoKey; 2]);
     }
 }

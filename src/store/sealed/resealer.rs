@@ -347,7 +347,7 @@ mod tests {
     use crate::idempotency::record::AttemptToken;
     use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
-    use crate::store::sealed::UnsealError;
+    use crate::store::sealed::DecryptionError;
     use crate::store::sealed::{Pace, Sealed, SealingKey};
     use crate::store::{Claim, Expiry, NewRecord, Settled, Settlement};
 
@@ -569,6 +569,6 @@ mod tests {
         let mut altered = strict.head.to_vec();
         altered[1] = 1;
         let opened = gate.keys.open(RecordId([5; 32]), strict.attempt, Part::Head, &altered.into());
-        assert_eq!(opened, Err(UnsealError::Altered), "nobody makes it lenient");
+        assert_eq!(opened, Err(DecryptionError::Altered), "nobody makes it lenient");
     }
 }

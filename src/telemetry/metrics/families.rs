@@ -8,7 +8,7 @@ use prometheus::{Gauge, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGa
 
 use crate::idempotency::record::State;
 use crate::store::metered::OperationsInFlight;
-use crate::store::sealed::UnsealError;
+use crate::store::sealed::DecryptionError;
 use crate::telemetry::admin_refusal::AdminRefusal;
 use crate::telemetry::consumers::ConsumerFamilies;
 use crate::telemetry::deliveries::DeliveryGauges;
@@ -51,7 +51,7 @@ pub(in crate::telemetry) struct Families {
     pub(in crate::telemetry) probe_contradicted: IntGaugeVec,
     pub(in crate::telemetry) cache_requests: IntCounterVec,
     pub(in crate::telemetry) limit_exceeded: IntCounterVec,
-    pub(in crate::telemetry) unsealed: [IntCounter; UnsealError::ALL.len()],
+    pub(in crate::telemetry) decryption_failures: [IntCounter; DecryptionError::ALL.len()],
     pub(in crate::telemetry) records_by_key: RecordsByKey,
     pub(in crate::telemetry) deliveries: DeliveryGauges,
     pub(in crate::telemetry) consumers: ConsumerFamilies,
@@ -252,11 +252,11 @@ impl Families {
             deliveries: DeliveryGauges::new(&registry),
             consumers: ConsumerFamilies::new(&registry),
             losses: Losses::new(&registry),
-            unsealed: by_reason(
+            decryption_failures: by_reason(
                 &registry,
-                "oncegate_unsealed_total",
+                "oncegate_decryption_failures_total",
                 "Parts of records that could not be decrypted, by reason.",
-                UnsealError::ALL.map(UnsealError::as_str),
+                DecryptionError::ALL.map(DecryptionError::as_str),
             ),
             admin_refused: by_reason(
                 &registry,
