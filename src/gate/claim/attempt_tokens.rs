@@ -12,7 +12,7 @@ pub struct Tokens(Source);
 #[derive(Clone, Debug)]
 enum Source {
     System,
-    BodyComparison(Arc<AtomicU64>),
+    Counted(Arc<AtomicU64>),
 }
 
 impl Tokens {
@@ -28,7 +28,7 @@ impl Tokens {
     /// Tokens in a sequence that is the same each time, for simulations. Clones go on in one sequence.
     #[must_use]
     pub fn counted_from(first: u64) -> Self {
-        Self(Source::BodyComparison(Arc::new(AtomicU64::new(first))))
+        Self(Source::Counted(Arc::new(AtomicU64::new(first))))
     }
 
     /// The next one. Fails where the system has no randomness.
@@ -36,9 +36,7 @@ impl Tokens {
         let mut token = [0; 16];
         match &self.0 {
             Source::System => getrandom::fill(&mut token)?,
-            Source::BodyComparison(next) => {
-                token[8..].copy_from_slice(&next.fetch_add(1, Ordering::Relaxed).to_be_bytes())
-            }
+            Source::Counted(next) => token[8..].copy_from_slice(&next.fetch_add(1, Ordering::Relaxed).to_be_bytes()),
         }
         Ok(AttemptToken(token))
     }

@@ -34,7 +34,7 @@ enum Finished {
     Followed(Follower, Option<LeaderProgress>),
     FollowedToEnd(Option<LeaderProgress>),
     Permitted(ConfigGuard),
-    BodyComparison(Result<QuotaPermit, Duration>, ConfigGuard),
+    Counted(Result<QuotaPermit, Duration>, ConfigGuard),
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
     /// The claim stands, and the request may not run: see [`SecondLook`].
@@ -313,18 +313,18 @@ impl ActionExecutor {
             }
         };
         self.operation = Box::pin(pending());
-        self.attempt_ended(finished, protocol.failures()).await
+        self.event_of(finished, protocol.failures()).await
     }
 
     /// What the end of an operation means. Store calls have failed so many times before.
-    async fn attempt_ended(&mut self, finished: Finished, failures: u32) -> Event {
+    async fn event_of(&mut self, finished: Finished, failures: u32) -> Event {
         match finished {
             Finished::Permitted(permission) => self.permitted(permission),
-            Finished::BodyComparison(Ok(permit), permission) => {
+            Finished::Counted(Ok(permit), permission) => {
                 self.quota_permit = Some(permit);
                 self.permitted(permission)
             }
-            Finished::BodyComparison(Err(wait), _) => self.quota_exceeded(wait),
+            Finished::Counted(Err(wait), _) => self.quota_exceeded(wait),
             Finished::Changed => Event::Changed,
             Finished::Paused(event) => event,
             Finished::Followed(follower, progress) => match self.met(follower, progress).await {

@@ -59,9 +59,9 @@ impl ActionExecutor {
             }
             Ok(QuotaGrant::Unconfirmed(permit)) => {
                 let retired = Arc::clone(&self.shared.retired);
-                self.begin_operation(async move {
-                    Finished::BodyComparison(permit.confirm().await, retired.read_owned().await)
-                });
+                self.begin_operation(
+                    async move { Finished::Counted(permit.confirm().await, retired.read_owned().await) },
+                );
                 Ok(ControlFlow::Break(None))
             }
             Err(wait) => Ok(ControlFlow::Break(Some(self.quota_exceeded(wait)))),
