@@ -74,8 +74,8 @@ impl BodyOutcomes {
 
     /// What the rules make of an answer that ends its attempt `otherwise` without them; nothing where they say nothing of it.
     ///
-    /// Its body is nothing where the gate does not have all of it. JSON that is not there, is coded, is too deep or is larger than
-    /// [`LARGEST_JUDGED`] cannot be read. Where a rule could keep its key, it does not become free.
+    /// Its body is nothing where the gate does not have all of it. JSON that is not there, is coded, is too deep, is larger than
+    /// [`LARGEST_JUDGED`], or breaks off cannot be read. Where a rule could keep its key, it does not become free.
     #[must_use]
     pub fn judge(
         &self,
@@ -91,20 +91,27 @@ impl BodyOutcomes {
         })
     }
 
-    /// What the first rule that matches says. What is not JSON matches nothing, and a rule does not match where a name on its way
-    /// stands twice.
+    /// What the first rule that matches says. An empty body says nothing. A rule does not match where a name on its way stands
+    /// twice; one that could keep the key may yet be meant then, and no later rule frees it.
     fn first_match(&self, body: &[u8]) -> Result<Option<Action>, Unread> {
         let body = json::without_mark(body);
+        if body.trim_ascii().is_empty() {
+            return Ok(None);
+        }
+        let mut may_keep = false;
         for rule in &self.0 {
             match json::locate(body, &rule.pointer) {
-                Ok(Some(value)) if rule.equals.is(value) => return Ok(Some(rule.then)),
-                Ok(_) | Err(Fault::Ambiguous) => {}
-                // What is not JSON for one rule is not JSON for the next.
-                Err(Fault::Syntax) => return Ok(None),
-                Err(Fault::TooDeep) => return Err(Unread),
+                Ok(Some(value)) if rule.equals.is(value) => {
+                    let then = if may_keep && rule.then == Action::Release { Action::Hold } else { rule.then };
+                    return Ok(Some(then));
+                }
+                Ok(_) => {}
+                Err(Fault::Ambiguous) => may_keep |= rule.then != Action::Release,
+                // For one rule as for the next.
+                Err(Fault::Syntax | Fault::TooDeep) => return Err(Unread),
             }
         }
-        Ok(None)
+        if may_keep { Err(Unread) } else { Ok(None) }
     }
 }
 
@@ -213,6 +220,12 @@ mod tests {
             (&json, Some(deep.as_bytes()), true),
             (&gzip, Some(b"{}"), true),
             (&gzip, None, true),
+            // Cut off, not JSON, and a value that stands twice; nothing at all says nothing.
+            (&json, Some(b"{\"charged\":true"), true),
+            (&json, Some(b"<html>"), true),
+            (&json, Some(b"{\"charged\":true,\"charged\":false}"), true),
+            (&json, Some(b" \r\n"), false),
+            (&json, Some(b""), false),
             (&text, Some(&large), false),
             (&text, None, false),
         ] {
@@ -253,11 +266,18 @@ mod tests {
 
     #[test]
     fn what_two_readers_could_read_differently_matches_nothing() {
-        let rules = [rule("/a/b", Scalar::Flag(true), Action::Release), rule("/c", Scalar::Flag(true), Action::Hold)];
+        let rules = [
+            rule("/a/b", Scalar::Flag(true), Action::Release),
+            rule("/c", Scalar::Flag(true), Action::Store),
+            rule("/d", Scalar::Flag(true), Action::Release),
+        ];
         for (body, action) in [
             // A name twice on the way: the next rule is looked at.
-            ("{\"a\":{\"b\":true,\"b\":true},\"c\":true}", Some(Action::Hold)),
-            ("{\"a\":{\"b\":true},\"\\u0061\":{},\"c\":true}", Some(Action::Hold)),
+            ("{\"a\":{\"b\":true,\"b\":true},\"c\":true}", Some(Action::Store)),
+            ("{\"a\":{\"b\":true},\"\\u0061\":{},\"c\":true}", Some(Action::Store)),
+            // One that may keep the key is not passed over by one that frees it.
+            ("{\"a\":{\"b\":true},\"c\":true,\"c\":1}", Some(Action::Release)),
+            ("{\"c\":true,\"c\":1,\"d\":true}", Some(Action::Hold)),
             // Elsewhere it does not matter.
             ("{\"a\":{\"b\":true,\"x\":1,\"x\":2}}", Some(Action::Release)),
             // Not JSON.
