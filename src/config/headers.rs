@@ -47,6 +47,11 @@ keys! {
     }
 }
 
+/// Whether the upstream sees keys under a name of its own.
+pub(super) fn forwards_key(root: &Table<'_>) -> bool {
+    root.get("headers").is_some() && root.table("headers", Headers::SECTION).get("forward_key_as").is_some()
+}
+
 /// Reads `[headers]`.
 pub(super) fn read(root: &Table<'_>) -> (HeaderNames, OwnHeaders) {
     let table = root.table("headers", Headers::SECTION);

@@ -9,6 +9,7 @@ use toml_edit::{ArrayOfTables, Item};
 
 use super::declare::Shown::{Example, Required};
 use super::declare::{Keys as _, Section, keys};
+use super::headers;
 use super::kinds::{Shape, filled, raw, text, text_as};
 use super::node::{Node, Table, Wrong};
 use super::policy::{self, PartialPolicy};
@@ -94,6 +95,8 @@ struct Defaults {
     plain: PartialPolicy,
     /// Whether there are consumers, whose routes keep to `deliver` without accepting requests.
     has_consumers: bool,
+    /// Whether the upstreams see each key in the header `headers.forward_key_as`.
+    forwards_key: bool,
 }
 
 impl Defaults {
@@ -101,7 +104,8 @@ impl Defaults {
         let (preset, built_in) = (Preset::of(table), PartialPolicy::default());
         // What is wrong is reported once: a problem that is found again is dropped.
         let [filled, plain] = [preset.over(&built_in), built_in].map(|base| policy::read(table, &base));
-        Self { preset, filled, plain, has_consumers: root.get("consumers").is_some() }
+        let has_consumers = root.get("consumers").is_some();
+        Self { preset, filled, plain, has_consumers, forwards_key: headers::forwards_key(root) }
     }
 
     /// The preset of a route, and what applies where the route says nothing.
@@ -183,9 +187,9 @@ fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Defaults, upstreams
         let wrong = Wrong::new("there are several upstreams, and no route that names one");
         root.report("routes", wrong.hint("add [[routes]], or name one upstream as default_upstream"));
     }
-    let Defaults { preset, filled, has_consumers, .. } = defaults;
+    let Defaults { preset, filled, has_consumers, forwards_key, .. } = defaults;
     advice::on_idle_keys(table, "default", &filled.policy, has_consumers);
-    check_policy(table, "default", &filled, upstreams.timeout(upstream));
+    check_policy(table, "default", &filled, upstreams.timeout(upstream), forwards_key);
     advise_on_credential([(table, &filled.policy)]);
     let (name, path) = (Some("default".into()), Pattern::parse("/{*rest}").ok());
     let keys = Keys { name, path, ..Keys::default() };
@@ -203,7 +207,7 @@ fn one(table: &Table<'_>, defaults: &Defaults, upstreams: &Upstreams, printed: &
     let draft = policy::read(table, &base);
     let name = keys.name.as_deref().unwrap_or("?");
     advice::on_idle_keys(table, name, &draft.policy, defaults.has_consumers);
-    check_policy(table, name, &draft, upstreams.timeout(upstream));
+    check_policy(table, name, &draft, upstreams.timeout(upstream), defaults.forwards_key);
     // A wrong upstream is reported; the route still takes part in the checks of all routes.
     route(keys, upstream.unwrap_or_default(), preset, draft.policy, upstreams, printed)
 }
@@ -295,8 +299,27 @@ fn path(node: &Node<'_>) -> Result<Pattern, Wrong> {
     })
 }
 
+/// An upstream that is to recognise a key has to see it. A fingerprint is the gate's own, and goes to no upstream by itself.
+fn check_unseen_key(table: &Table<'_>, route: &str, policy: &Policy) {
+    let mend = "name the header in which the upstream reads a key as headers.forward_key_as, or remove \"fingerprint\" from key.from";
+    match &policy.recovery {
+        Recovery::Resend(_) if policy.mode.protects() => {
+            let wrong = Wrong::new("`resend` needs an upstream that sees the key, and a fingerprint does not go there");
+            table.report("recovery", wrong.hint(mend));
+        }
+        Recovery::Probe(probe) if probe.path.has_key() => table.advise(
+            "recovery",
+            format!(
+                "route `{route}` asks its upstream about keys that are fingerprints, which the upstream does not see: its 404 \
+                 lets the request run again; {mend}"
+            ),
+        ),
+        _ => {}
+    }
+}
+
 /// What only the whole policy shows. `timeout` is the upstream's.
-fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: Option<Duration>) {
+fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: Option<Duration>, forwards_key: bool) {
     let PartialPolicy { policy, scope_is_explicit } = draft;
     if policy.mode == Mode::Pass {
         return;
@@ -305,6 +328,9 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: 
         let wrong = Wrong::new("a key that is the request's own fingerprint needs a scope that is written down");
         let hint = "say who may share answers, such as scope = [\"credential\"]";
         table.report("scope", wrong.hint(hint));
+    }
+    if policy.key.from.contains(&KeySource::Fingerprint) && !forwards_key {
+        check_unseen_key(table, route, policy);
     }
     check_fingerprint(table, policy);
     policy::check_request_time(table, policy);

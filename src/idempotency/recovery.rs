@@ -189,6 +189,12 @@ impl ProbePath {
         Ok(path)
     }
 
+    /// Whether the path has the key.
+    #[must_use]
+    pub fn has_key(&self) -> bool {
+        self.0.contains(&Piece::Key)
+    }
+
     /// The target for a record; nothing where the key would change which path is meant: then the upstream is not asked.
     #[must_use]
     pub fn target(&self, key: &Key, id: &RecordId) -> Option<Uri> {

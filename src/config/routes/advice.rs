@@ -162,7 +162,7 @@ pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy, has_
     let passing = || Policy::KEYS.iter().map(|key| key.name).filter(|name| !PASSING.contains(name)).collect();
     let (idle, why) = match policy.mode {
         Mode::Pass => (passing(), "forwards its requests unprotected"),
-        Mode::Observe => (vec!["async", "deliver"], "only observes"),
+        Mode::Observe => (vec!["async", "deliver", "quota", "reauthorize", "store_failure"], "only observes"),
         Mode::Protect if !policy.accepts() && !has_consumers => {
             (vec!["deliver"], "accepts no requests; write async = \"allow\", or mode = \"accept\"")
         }

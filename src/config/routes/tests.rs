@@ -38,6 +38,7 @@ fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
     assert_eq!(idle("mode = \"pass\"\nttl = \"7d\""), [line("ttl", passes)]);
     assert_eq!(idle("mode = \"pass\"\nkey.required = true"), [line("key", passes)]);
     assert_eq!(idle("mode = \"observe\"\nasync = \"allow\""), [line("async", "only observes")]);
+    assert_eq!(idle("mode = \"observe\"\nstore_failure = \"forward\""), [line("store_failure", "only observes")]);
     assert_eq!(idle("mode = \"observe\"\nttl = \"7d\""), Vec::<String>::new());
     let accept = "accepts no requests; write async = \"allow\", or mode = \"accept\"";
     assert_eq!(idle("mode = \"protect\"\ndeliver.attempts = 3"), [line("deliver", accept)]);
@@ -62,6 +63,22 @@ fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
     // What stands in [defaults] may be for other routes.
     let defaults = "[defaults]\nttl = \"7d\"\n[[routes]]\nname = \"r\"\npath = \"/{*rest}\"\nmode = \"pass\"\n";
     assert_eq!(advised(&format!("{APP}{defaults}"), "ttl"), Vec::<String>::new());
+}
+
+#[test]
+fn an_upstream_is_not_asked_about_a_key_that_it_does_not_see() {
+    let advised = |from: &str, probe: &str, headers: &str| {
+        let route = format!(
+            "{headers}[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nscope = [\"host\"]\nkey.from = [{from}]\n\
+             recovery = {{ probe = \"/by-key/{probe}\" }}\n"
+        );
+        let about = advised(&format!("{APP}{route}"), "recovery");
+        about.iter().filter(|advice| advice.contains("keys that are fingerprints")).count()
+    };
+    assert_eq!(advised("\"header:Idempotency-Key\", \"fingerprint\"", "{key}", ""), 1);
+    assert_eq!(advised("\"fingerprint\"", "{id}", ""), 0);
+    assert_eq!(advised("\"header:Idempotency-Key\"", "{key}", ""), 0);
+    assert_eq!(advised("\"fingerprint\"", "{key}", "[headers]\nforward_key_as = \"X-Request-Id\"\n"), 0);
 }
 
 #[test]

@@ -263,6 +263,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "request-time-beyond-unknown: routes[0].request_time",
     "request-time: routes[1].request_time",
     "request-time: routes[2].request_time",
+    "resend-of-fingerprints: routes[0].recovery",
     "response-headers-by-pattern: routes[0].response_headers.exclude[0]",
     "response-headers-of-oncegate: defaults.response_headers.exclude[0]",
     "response-headers-of-oncegate: routes[0].response_headers.exclude[0]",
