@@ -20,7 +20,7 @@ use tokio::time::interval;
 
 use super::memory::release_when_idle;
 
-/// The maximum number of threads for blocking calls: files and name resolution.
+/// The maximum number of threads for blocking calls: files, and digests of large bodies.
 const MAX_BLOCKING_THREADS: usize = 512;
 
 /// How long a thread waits for its blocking calls when it ends.

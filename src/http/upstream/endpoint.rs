@@ -9,10 +9,11 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use tokio::net::{TcpStream, UnixStream, lookup_host};
-use tokio::time::{Instant, sleep};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::io::{SocketState, UpstreamIo};
+use super::names::Names;
 use super::settings::Place;
 use super::tls::TlsConnectors;
 use super::{Io, NotSent};
@@ -190,8 +191,8 @@ impl Endpoints {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let mut addresses = Vec::new();
         let mut unknown = None;
-        for (index, place) in self.places.iter().enumerate() {
-            match resolve(place).await {
+        for (index, found) in resolve_all(&self.places, Names::global()).await {
+            match found {
                 Ok(found) => addresses.extend(found.into_iter().map(|address| (index, address))),
                 Err(error) => unknown = Some(error),
             }
@@ -254,12 +255,34 @@ fn stream<T>(inner: T, socket: &Arc<SocketState>, is_secure: bool) -> UpstreamIo
     if is_secure { UpstreamIo::encrypted(inner, socket) } else { UpstreamIo::new(inner, socket) }
 }
 
-async fn resolve(place: &Place) -> io::Result<Vec<Address>> {
+/// The addresses of each place. Those that are found wait no longer than the attempt delay for a name that hangs, which is
+/// then left out.
+async fn resolve_all(places: &[Place], names: &Arc<Names>) -> Vec<(usize, io::Result<Vec<Address>>)> {
+    let one = async |(index, place)| (index, resolve(place, names).await);
+    let mut resolving: FuturesUnordered<_> = places.iter().enumerate().map(one).collect();
+    let mut all: Vec<(usize, io::Result<Vec<Address>>)> = Vec::new();
+    let since = Instant::now();
+    loop {
+        let is_any_found = all.iter().any(|(_, found)| found.is_ok());
+        tokio::select! {
+            biased;
+            found = resolving.next() => match found {
+                Some(found) => all.push(found),
+                None => break,
+            },
+            () = sleep_until(since + ATTEMPT_DELAY), if is_any_found => break,
+        }
+    }
+    all.sort_by_key(|(index, _)| *index);
+    all
+}
+
+async fn resolve(place: &Place, names: &Arc<Names>) -> io::Result<Vec<Address>> {
     match place {
         Place::Unix(path) => Ok(vec![Address::Unix(path.clone())]),
         Place::Tcp { host, port } => match host.parse::<IpAddr>() {
             Ok(address) => Ok(vec![Address::Tcp((address, *port).into())]),
-            Err(_) => Ok(lookup_host((host.as_str(), *port)).await?.map(Address::Tcp).collect()),
+            Err(_) => Ok(names.resolve(host, *port).await?.into_iter().map(Address::Tcp).collect()),
         },
     }
 }
@@ -285,5 +308,28 @@ mod tests {
         assert!(endpoint.is_ejected());
         advance(EJECTION).await;
         assert!(!endpoint.is_ejected());
+    }
+
+    #[tokio::test]
+    async fn a_name_that_hangs_is_left_out_and_an_address_is_not_looked_up() {
+        let (go_on, hanging) = std::sync::mpsc::channel::<()>();
+        let hanging = Mutex::new(hanging);
+        let lookup = move |host: &str| match host {
+            "slow.test" => hanging.lock().unwrap().recv().map(|()| Vec::new()).map_err(io::Error::other),
+            "a.test" => Ok(vec![([127, 0, 0, 1], 0).into()]),
+            _ => panic!("{host}"),
+        };
+        let names = Names::new(lookup, 2, Duration::ZERO);
+        let tcp = |host: &str| Place::Tcp { host: host.to_owned(), port: 80 };
+        let places = [tcp("slow.test"), tcp("::1"), tcp("a.test")];
+        let found = async |places| {
+            let found = resolve_all(places, &names).await;
+            found.into_iter().map(|(index, found)| (index, found.unwrap())).collect::<Vec<_>>()
+        };
+        let of = |address: &str| vec![Address::Tcp(address.parse().unwrap())];
+        assert_eq!(found(&places).await, [(1, of("[::1]:80")), (2, of("127.0.0.1:80"))]);
+        // There is nothing else to try.
+        assert!(tokio::time::timeout(2 * ATTEMPT_DELAY, found(&places[..1])).await.is_err());
+        go_on.send(()).unwrap();
     }
 }

@@ -10,6 +10,7 @@ mod frame_filter;
 mod http2;
 mod http2_pool;
 mod io;
+mod names;
 mod pool;
 mod remote_state;
 mod send_context;
