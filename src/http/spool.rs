@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
@@ -18,6 +19,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use ring::error::Unspecified;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::fair_share::PartyOf;
 use super::usage::{Budget, Permit, Usage, counted};
@@ -30,6 +32,9 @@ const SMALL_CHUNK: usize = 16 * 1024;
 
 /// How much is encrypted together, in bytes: a chunk has whole pieces.
 const PIECE: usize = SMALL_CHUNK;
+
+/// How long a step on the disk may take while a request is received: nothing was sent by then.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// Why a body cannot be spooled.
 #[derive(Debug)]
@@ -232,7 +237,10 @@ impl http_body::Body for SpoolReader {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    match timeout(LIMIT, tokio::task::spawn_blocking(work)).await {
+        Ok(done) => done.map_err(io::Error::other)?,
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, format!("the disk took longer than {LIMIT:?}"))),
+    }
 }
 
 #[cfg(test)]
@@ -257,6 +265,20 @@ mod tests {
         assert_eq!(usage.disk.used(), PIECE as u64);
         assert!(matches!(spool.write(Bytes::from_static(b"9"), None).await, Err(Error::NoRoom)));
         assert_eq!(usage.disk.used(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_is_given_up() {
+        let usage = Usage::new(&Limits::default(), &Metrics::new());
+        // A pipe that is not read takes less than this.
+        let (reader, writer) = io::pipe().unwrap();
+        let spool = SpoolWriter::to(File::from(std::os::fd::OwnedFd::from(writer)), &usage).unwrap();
+        let writing = spool.write(Bytes::from(vec![1; 4 << 20]), None);
+        let (failed, ()) = tokio::join!(writing, tokio::time::advance(LIMIT));
+        let Some(Error::Failed(error)) = failed.err() else { panic!("it was written") };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(usage.disk.used(), 4 << 20, "what is written still holds its room");
+        drop(reader);
     }
 
     #[tokio::test]
