@@ -26,7 +26,7 @@ use super::{Io, NotSent, Reuse, Settings};
 use crate::http::body::{self, Body};
 
 /// The maximum number of concurrent streams on a connection, even if the upstream allows more.
-const MAX_STREAMS: usize = 100;
+pub(super) const MAX_STREAMS: usize = 100;
 
 /// The flow control window of a response, in bytes.
 const WINDOW: u32 = 128 << 10;
@@ -116,8 +116,13 @@ impl Http2Connection {
 
     /// Reserves a stream on a connection that has just opened.
     pub(super) fn reserve_new(self: &Arc<Self>) -> Option<ReservedStream> {
-        let permit = self.slots.acquire(self.remote.stream_limit().min(MAX_STREAMS))?;
+        let permit = self.slots.acquire(self.stream_limit())?;
         Some(ReservedStream { connection: Arc::clone(self), permit: Arc::new(permit) })
+    }
+
+    /// How many streams it may have at a time.
+    pub(super) fn stream_limit(&self) -> usize {
+        self.remote.stream_limit().min(MAX_STREAMS)
     }
 
     /// Whether it was opened for requests of this kind.

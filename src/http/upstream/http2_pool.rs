@@ -1,13 +1,13 @@
 //! The HTTP/2 connections to an upstream.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard, Notify};
+use tokio::sync::Notify;
 
 use super::Reuse;
 use super::connection::{Owner, Purpose};
-use super::http2::{Http2Connection, ReservedStream};
+use super::http2::{Http2Connection, MAX_STREAMS, ReservedStream};
 use super::settings::{Protocol, Settings};
 use crate::http::shards;
 
@@ -20,13 +20,69 @@ pub(super) struct Http2Pool {
     is_h2: AtomicBool,
     /// Whether any connection has negotiated a protocol yet.
     is_known: AtomicBool,
+    /// How many streams the last connection had: as many as the next one will have, in all likelihood.
+    streams: AtomicUsize,
 }
 
 #[derive(Default)]
 struct PoolShard {
     open: Mutex<Vec<Arc<Http2Connection>>>,
-    /// One connection of each kind is opened at a time, because it carries many requests.
-    opening: [AsyncMutex<()>; 2],
+    /// The openings of each kind. A connection carries many requests, so that not each of them opens one.
+    openings: [Openings; 2],
+}
+
+/// The connections of one kind that a thread opens.
+#[derive(Default)]
+struct Openings {
+    counts: Mutex<OpeningCounts>,
+    /// Notified when one has ended.
+    ended: Notify,
+}
+
+#[derive(Default)]
+struct OpeningCounts {
+    /// How many requests need a stream on one, those that open it included.
+    needed: usize,
+    under_way: usize,
+}
+
+/// A request that needs a stream on a new connection, until this is dropped.
+pub(super) struct Need<'a> {
+    openings: &'a Openings,
+    is_opening: bool,
+}
+
+impl Openings {
+    fn counts(&self) -> MutexGuard<'_, OpeningCounts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<'a> Need<'a> {
+    fn of(openings: &'a Openings) -> Self {
+        openings.counts().needed += 1;
+        Self { openings, is_opening: false }
+    }
+
+    /// Begins an opening, if those under way will have too few streams for all that need one.
+    fn try_begin(&mut self, streams: usize) -> bool {
+        let mut counts = self.openings.counts();
+        self.is_opening = counts.under_way < counts.needed.div_ceil(streams);
+        counts.under_way += usize::from(self.is_opening);
+        self.is_opening
+    }
+}
+
+impl Drop for Need<'_> {
+    fn drop(&mut self) {
+        let mut counts = self.openings.counts();
+        counts.needed -= 1;
+        counts.under_way -= usize::from(self.is_opening);
+        drop(counts);
+        if self.is_opening {
+            self.openings.ended.notify_waiters();
+        }
+    }
 }
 
 impl Http2Pool {
@@ -42,6 +98,7 @@ impl Http2Pool {
             freed: Arc::default(),
             is_h2: AtomicBool::new(is_h2),
             is_known: AtomicBool::new(is_h2),
+            streams: AtomicUsize::new(MAX_STREAMS),
         })
     }
 
@@ -56,9 +113,30 @@ impl Http2Pool {
         self.is_known.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until no other request on this thread opens a connection of this kind.
-    pub(super) async fn lock_opening(&self, reuse: Reuse) -> AsyncMutexGuard<'_, ()> {
-        self.shards[shards::index()].opening[usize::from(reuse == Reuse::Protected)].lock().await
+    /// Waits for the connections that other requests of this kind open on this thread, until `take` finds one with a free
+    /// stream (`Ok`), or until the caller is to open one (`Err`): they have too few streams, or HTTP/2 is not spoken (`None`).
+    pub(super) async fn wait_for_opening<T>(
+        &self,
+        reuse: Reuse,
+        take: impl Fn() -> Option<T>,
+    ) -> Result<T, Option<Need<'_>>> {
+        let openings = &self.shards[shards::index()].openings[usize::from(reuse == Reuse::Protected)];
+        let mut need = Need::of(openings);
+        loop {
+            // Registered before the check, so that no notification is missed.
+            let ended = openings.ended.notified();
+            if let Some(taken) = take() {
+                return Ok(taken);
+            }
+            // The previous connection may have negotiated HTTP/1.1, which carries one request at a time.
+            if !self.is_http2_likely() {
+                return Err(None);
+            }
+            if need.try_begin(self.streams.load(Ordering::Relaxed)) {
+                return Err(Some(need));
+            }
+            ended.await;
+        }
     }
 
     /// Reserves a stream on a connection of this thread that was opened for this kind of request. Other requests, or
@@ -93,6 +171,7 @@ impl Http2Pool {
 
     /// Adds a new connection, and reserves a stream on it.
     pub(super) fn insert(&self, connection: Arc<Http2Connection>) -> Option<ReservedStream> {
+        self.streams.store(connection.stream_limit().max(1), Ordering::Relaxed);
         let stream = connection.reserve_new();
         if connection.owner() == Owner::OneRequest {
             return stream;

@@ -269,24 +269,22 @@ impl Upstream {
             };
             return Ok((self.open(permit, purpose).await?, false));
         };
-        let mut turn = None;
+        let mut need = None;
         // Only a connection for all callers is worth waiting for while another request opens it.
         if purpose.owner == Owner::AnyCaller {
             // No longer than opening one may take.
             let limit = settings.connect_timeout;
-            let waited = timeout(limit, http2_pool.lock_opening(purpose.reuse))
-                .await
-                .map_err(|_| NotSent::ConnectTimeout(limit))?;
-            if let Some(transport) = self.take_open(purpose) {
-                return Ok((transport, true));
+            let waiting = http2_pool.wait_for_opening(purpose.reuse, || self.take_open(purpose));
+            match timeout(limit, waiting).await.map_err(|_| NotSent::ConnectTimeout(limit))? {
+                Ok(transport) => return Ok((transport, true)),
+                Err(begun) => need = begun,
             }
-            // The previous connection may have negotiated HTTP/1.1, which carries one request at a time.
-            turn = Some(waited).filter(|_| http2_pool.is_http2_likely());
         }
         let permit = match pool_limit.try_acquire() {
             Some(permit) => permit,
             None => {
-                turn = None;
+                // What frees one is not an opening.
+                drop(need.take());
                 match self.wait_for_permit_or_stream(http2_pool, purpose).await? {
                     Ok(Checkout::Permit(permit)) => permit,
                     Ok(Checkout::Connection(connection)) => return Ok((Transport::Http1(*connection), true)),
@@ -295,7 +293,7 @@ impl Upstream {
             }
         };
         let opened = self.open(permit, purpose).await;
-        drop(turn);
+        drop(need);
         Ok((opened?, false))
     }
 

@@ -5,7 +5,12 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
+use futures_util::future::join_all;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::time::sleep;
 
 use super::*;
 use crate::http::limits::Limits;
@@ -13,15 +18,19 @@ use crate::telemetry::metrics::Metrics;
 
 /// An upstream, and what listens in its place.
 fn upstream() -> (Upstream, TcpListener) {
+    upstream_with(Protocol::Auto, Duration::from_secs(60))
+}
+
+fn upstream_with(protocol: Protocol, connect_timeout: Duration) -> (Upstream, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let settings = Settings {
         name: "app".into(),
         places: vec![Place::Tcp { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() }],
         tls: None,
-        protocol: Protocol::Auto,
+        protocol,
         timeout: Duration::from_secs(60),
-        connect_timeout: Duration::from_secs(60),
-        max_connections: 10,
+        connect_timeout,
+        max_connections: 20,
         max_headers: Limits::default().max_answer_headers(),
         reuse: Sharing::Always,
         client_timeout: Duration::from_secs(60),
@@ -145,4 +154,46 @@ async fn a_head_that_is_refused_says_why() {
         assert!(matches!(&error, Error::Head(is) if *is == fault), "{error}");
         answered.join().unwrap();
     }
+}
+
+/// Sends so many requests at once to an upstream that greets each connection late and takes so many streams on it. Gives how
+/// many connections it had.
+async fn burst(requests: usize, streams: u32) -> usize {
+    let (upstream, listener) = upstream_with(Protocol::H2, Duration::from_secs(2));
+    listener.set_nonblocking(true).unwrap();
+    let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+    let serving = tokio::spawn(async move {
+        for accepted in 0.. {
+            // All are there, and none has ended.
+            let Ok(connection) = timeout(Duration::from_secs(3), listener.accept()).await else { return accepted };
+            let (connection, _) = connection.unwrap();
+            tokio::spawn(async move {
+                sleep(Duration::from_millis(300)).await;
+                let service = service_fn(|_| async {
+                    sleep(Duration::from_secs(4)).await;
+                    Ok::<_, std::convert::Infallible>(Response::new(Empty::<Bytes>::new()))
+                });
+                let mut serving = http2::Builder::new(TokioExecutor::new());
+                let _ =
+                    serving.max_concurrent_streams(streams).serve_connection(TokioIo::new(connection), service).await;
+            });
+        }
+        unreachable!()
+    });
+    let one = async || {
+        let (response, pooled) = upstream.send(request(), Reuse::Protected, &SendContext::default()).await?;
+        assert_eq!(response.status(), 200);
+        drop((response, pooled));
+        Ok::<_, Error>(())
+    };
+    for done in join_all((0..requests).map(|_| one())).await {
+        done.unwrap();
+    }
+    serving.await.unwrap()
+}
+
+#[tokio::test]
+async fn a_burst_opens_the_connections_that_it_needs_beside_each_other() {
+    let (few, many) = tokio::join!(burst(20, 1), burst(20, 50));
+    assert_eq!((few, many), (20, 1), "connections to one of one stream, and to one of fifty");
 }
