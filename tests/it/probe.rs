@@ -167,6 +167,32 @@ fn a_path_that_does_not_find_what_succeeded_lets_nothing_run_again() {
     assert_eq!(upstream.runs_of("lost"), 2);
 }
 
+/// The gate asks by itself with headers of its own, to which an upstream may show less than to its client.
+#[test]
+fn headers_that_do_not_find_what_succeeded_release_nothing() {
+    let upstream = Upstream::start(move |request| match request.start_line() {
+        line if line.starts_with("GET ") && !request.head.has("authorization") => Reply::status("404 Not Found", ""),
+        line if line.starts_with("GET ") => Reply::ok("it has it"),
+        _ if request.key().is_some_and(|key| key.starts_with("lost")) => Reply::nothing().close(),
+        _ => Reply::ok("paid"),
+    });
+    let recovery = "recovery = { probe = \"/by-key/{key}\", after = \"0s\", every = \"1s\" }\n";
+    let gate = gate_before(&upstream, recovery);
+    let post =
+        |key: &str| Request::post("/charges").key(key).header("Authorization", "Bearer b").body("{}").send(&gate);
+    post("k").expect(200, "executed");
+    eventually("a check of both", || (checks(&gate, "absent") + checks(&gate, "done") > 1.0).then_some(()));
+    assert!(gate.log().contains("with recovery.headers, the probe does not find"), "{}", gate.log());
+    assert_eq!(gate.metric("oncegate_probe_contradicted", &["route=\"all\""]), 1.0);
+    post("lost").expect_problem(502, "upstream-broken");
+    let asked = || count(&upstream, "GET /by-key/lost");
+    eventually("two rounds", || (asked() > 1).then_some(()));
+    assert_eq!(gate.states("lost"), ["unknown"]);
+    // A retry is shown it.
+    post("lost").expect(200, "recovered");
+    assert_eq!(upstream.runs_of("lost"), 1);
+}
+
 #[test]
 fn a_path_that_finds_what_succeeded_is_believed() {
     let upstream = without_books(|line| line.contains("/k?"));

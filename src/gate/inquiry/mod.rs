@@ -21,6 +21,7 @@ use crate::http::upstream::{Error, Reuse, SendContext, Sharing, Upstream};
 use crate::idempotency::codec::Answer;
 use crate::idempotency::credential;
 use crate::idempotency::key::KeySource;
+use crate::idempotency::recovery::Probe;
 use crate::idempotency::scope::ScopePart;
 use crate::idempotency::settle::Control;
 use crate::telemetry::outcome::Code;
@@ -92,6 +93,13 @@ impl<'a> Question<'a> {
     /// With these headers, and counted for no client. Its connection is its own: those of requests belong to their threads.
     pub(super) fn of_gate(gate: &'a Gate, upstream: &'a Upstream, target: Uri, headers: HeaderMap) -> Self {
         Self { gate, upstream, target, headers, sending: SendContext::default().alone() }
+    }
+
+    /// With the headers that the configuration has for the gate's own questions, as no client waits for the answer.
+    pub(super) fn of_worker(gate: &'a Gate, upstream: &'a Upstream, target: Uri, probe: &Probe) -> Self {
+        let mut headers = HeaderMap::new();
+        headers.extend(probe.headers.iter().map(|header| (header.name.clone(), header.value.clone())));
+        Self::of_gate(gate, upstream, target, headers)
     }
 
     /// A digest of what is asked, of whom, and with which headers. Those that are another's at each try do not count: they

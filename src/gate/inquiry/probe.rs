@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use http::Method;
 
+use self::check::Asker;
+pub(in crate::gate) use self::check::ProbeCheck;
 use super::{Inquired, Question};
 use crate::gate::RouteState;
 use crate::gate::answer::Reply;
@@ -20,7 +22,6 @@ use crate::idempotency::recovery::{Finding, ProbePath, Recovery};
 use crate::idempotency::settle::Ending;
 use crate::store::{Claim, Error, Expiry, NewRecord, OriginId, Settled, Settlement, Store};
 use crate::telemetry::outcome::Outcome;
-pub(in crate::gate) use check::ProbeCheck;
 
 mod check;
 
@@ -135,7 +136,7 @@ impl Probed {
     const NOTHING: Self = Self { finding: Finding::Unclear, inquired: None };
 
     /// What the upstream said of an unknown outcome of this route, which is logged. `request` is the retry on whose behalf it
-    /// was asked.
+    /// was asked; without one, the worker asked.
     pub(super) fn new(
         request: Option<RequestId>,
         record: RecordId,
@@ -152,8 +153,9 @@ impl Probed {
                     Finding::Done if is_call && !is_call_that_succeeded(&inquired.answer) => Finding::Unclear,
                     finding => finding,
                 };
+                let asker = if request.is_some() { Asker::Retry } else { Asker::Worker };
                 let finding = match (said, &state.probe_check) {
-                    (Finding::Absent, Some(check)) => check.finding(status),
+                    (Finding::Absent, Some(check)) => check.finding(status, asker),
                     (finding, _) => finding,
                 };
                 let (status, word) = (status.as_u16(), said.as_str());

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use http::HeaderMap;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -149,9 +148,7 @@ impl Gate {
         let lock = lock_of(upstream, &probe.path, attempt, state.origin, head);
         let lock = ProbeLock::take(Arc::clone(store), lock_id, lock).await;
         let Some(_lock) = lock.map_err(Stopped::Store)? else { return Ok(()) };
-        let mut headers = HeaderMap::new();
-        headers.extend(probe.headers.iter().map(|header| (header.name.clone(), header.value.clone())));
-        let asked = Question::of_gate(self, upstream, target, headers).ask().await;
+        let asked = Question::of_worker(self, upstream, target, probe).ask().await;
         let probed = Probed::new(None, id, details.is_call, state, asked);
         let end = match probed.finding {
             Finding::Done => probed.end(&route.policy),

@@ -20,9 +20,12 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// How long the addresses of a name are kept for a lookup that hangs.
 const KEPT: Duration = Duration::from_secs(30);
 
+/// The system's lookup.
+type Lookup = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
+
 /// The names that are being looked up, and those that were of late.
 pub(super) struct Names {
-    lookup: Box<dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync>,
+    lookup: Box<Lookup>,
     max_lookups: usize,
     kept: Duration,
     state: Mutex<State>,
@@ -49,6 +52,9 @@ struct Pending {
     since: Instant,
     result: watch::Sender<Option<Found>>,
 }
+
+/// When a lookup began, its result to come, and the previous addresses.
+type Joined = (Instant, watch::Receiver<Option<Found>>, Option<Arc<[SocketAddr]>>);
 
 /// The port of each address is 0.
 type Found = Result<Arc<[SocketAddr]>, Arc<io::Error>>;
@@ -93,12 +99,8 @@ impl Names {
         }
     }
 
-    /// When the lookup of a name began, its result to come, and the previous addresses.
-    #[expect(clippy::type_complexity, reason = "it is taken apart at once")]
-    fn join(
-        self: &Arc<Self>,
-        host: &str,
-    ) -> io::Result<(Instant, watch::Receiver<Option<Found>>, Option<Arc<[SocketAddr]>>)> {
+    /// Joins the lookup of a name, or starts one.
+    fn join(self: &Arc<Self>, host: &str) -> io::Result<Joined> {
         let mut state = self.state();
         let name = state.names.get(host);
         let last = name.and_then(|name| name.last.as_ref()).filter(|(_, found)| found.elapsed() < self.kept);

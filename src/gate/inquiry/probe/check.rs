@@ -12,6 +12,7 @@ use crate::gate::RouteState;
 use crate::gate::claim::protected::ProtectedRequest;
 use crate::gate::inquiry::Question;
 use crate::http::upstream::{self, Upstream};
+use crate::idempotency::record::RecordId;
 use crate::idempotency::recovery::{Finding, Probe, Recovery};
 use crate::route::Route;
 use crate::telemetry::metrics::RouteMetrics;
@@ -32,6 +33,15 @@ const PAUSE: Duration = Duration::from_secs(600);
 /// A check is under way.
 const UNDER_WAY: u64 = u64::MAX;
 
+/// Who asks, and so with which headers: an upstream may show one of them what it hides from the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asker {
+    /// A retry, with its own.
+    Retry,
+    /// The gate by itself, as `every` says, with `recovery.headers`.
+    Worker,
+}
+
 /// Whether the probe of a route finds attempts that succeeded.
 pub(in crate::gate) struct ProbeCheck {
     probe: Probe,
@@ -47,11 +57,14 @@ struct Checks {
     /// It did not find an attempt that succeeded. A probe that finds one attempt and misses another is as dangerous as one
     /// that finds none: nothing but another configuration of the two lifts this, or another process.
     is_contradicted: AtomicBool,
+    /// The same, when the gate asked with the headers of its own.
+    is_worker_contradicted: AtomicBool,
 }
 
 impl Default for Checks {
     fn default() -> Self {
-        Self { began: Instant::now(), due: AtomicU64::new(0), is_contradicted: AtomicBool::new(false) }
+        let (is_contradicted, is_worker_contradicted) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { began: Instant::now(), due: AtomicU64::new(0), is_contradicted, is_worker_contradicted }
     }
 }
 
@@ -73,22 +86,27 @@ impl ProbeCheck {
 
     /// Shows what it knows.
     pub(in crate::gate) fn show(&self, metrics: &RouteMetrics) {
-        metrics.probe_contradicted(self.checks.is_contradicted.load(Relaxed));
+        metrics.probe_contradicted(self.checks.is_contradicted_for(Asker::Worker));
     }
 
-    /// What an answer of the upstream counts as.
-    pub(super) fn finding(&self, status: StatusCode) -> Finding {
-        self.checks.finding(status)
+    /// What an answer of the upstream to this asker counts as.
+    pub(super) fn finding(&self, status: StatusCode, asker: Asker) -> Finding {
+        self.checks.finding(status, asker)
     }
 }
 
 impl Checks {
     /// That an upstream knows nothing of an attempt counts for nothing once it knew nothing of one that succeeded.
-    fn finding(&self, status: StatusCode) -> Finding {
+    fn finding(&self, status: StatusCode, asker: Asker) -> Finding {
         match Finding::of(status) {
-            Finding::Absent if self.is_contradicted.load(Relaxed) => Finding::Unclear,
+            Finding::Absent if self.is_contradicted_for(asker) => Finding::Unclear,
             finding => finding,
         }
+    }
+
+    /// A path that misses what its own client made is wrong for the worker as well; the worker's headers may be wrong alone.
+    fn is_contradicted_for(&self, asker: Asker) -> bool {
+        self.is_contradicted.load(Relaxed) || asker == Asker::Worker && self.is_worker_contradicted.load(Relaxed)
     }
 
     /// Whether a check is due. The caller is the only one who is to make it, and ends it.
@@ -102,19 +120,24 @@ impl Checks {
         self.due.store(self.began.elapsed().as_secs(), Relaxed);
     }
 
-    /// Ends a check.
-    fn checked(&self, finding: Finding) {
-        if finding == Finding::Absent {
-            self.is_contradicted.store(true, Relaxed);
+    /// Ends a check, in which each of these asked.
+    fn checked(&self, findings: &[(Asker, Finding)]) {
+        for (asker, _) in findings.iter().filter(|(_, finding)| *finding == Finding::Absent) {
+            let contradicted = match asker {
+                Asker::Retry => &self.is_contradicted,
+                Asker::Worker => &self.is_worker_contradicted,
+            };
+            contradicted.store(true, Relaxed);
         }
-        let pause = if finding == Finding::Unclear { PAUSE } else { STANDS };
+        let is_clear = !findings.is_empty() && findings.iter().all(|(_, finding)| *finding != Finding::Unclear);
+        let pause = if is_clear { STANDS } else { PAUSE };
         self.due.store((self.began.elapsed() + pause).as_secs(), Relaxed);
     }
 }
 
 impl ProtectedRequest {
     /// The upstream has carried this request out, and its record says so. If a check of the route's probe is due, asks the
-    /// probe for it later, with the headers of this request.
+    /// probe for it later, with the headers of this request; and where the gate also asks by itself, with those that it has then.
     pub(in crate::gate) fn check_probe(&self) {
         let Some(check) = &self.state.probe_check else { return };
         let Some(after) = check.probe.after.filter(|after| *after <= LONGEST_AGE) else { return };
@@ -131,32 +154,59 @@ impl ProtectedRequest {
             sleep(after.max(LEAST_AGE)).await;
             // A gate that has been replaced asks nothing more: the next one may have another probe.
             let Some(gate) = gate.upgrade().filter(|gate| gate.is_newest()) else {
-                return check.checks.checked(Finding::Unclear);
+                return check.checks.checked(&[]);
             };
-            let asked = Question::of_gate(&gate, &gate.upstreams[index], target, headers).ask().await;
-            let status = asked.as_ref().ok().map(|inquired| inquired.answer.status);
-            let finding = status.map_or(Finding::Unclear, Finding::of);
-            check.checks.checked(finding);
-            let (status, route, probe) = (status.map(|status| status.as_u16()), &*state.name, &check.probe.path);
-            match finding {
-                Finding::Done => {
-                    tracing::info!(%record, route, status, %probe, "the probe finds a request that succeeded")
-                }
-                Finding::Absent => {
-                    state.metrics.probe_contradicted(true);
-                    tracing::error!(
-                        %record, route, status, %probe,
-                        "the probe does not find a request that has succeeded: from now on its 404 and 410 let nothing run again, and retries of unknown outcomes get 409 outcome-unknown; correct the path of recovery.probe, or set a longer `after` if the upstream shows its work later, and reload"
-                    );
-                }
-                Finding::Unclear => tracing::warn!(
-                    %record, route, status, %probe,
-                    "the probe did not find out about a request that has succeeded: it may not find out about unknown outcomes either; see that its path answers 2xx with a client's credentials"
-                ),
+            let upstream = &gate.upstreams[index];
+            let of_worker =
+                check.probe.every.map(|_| Question::of_worker(&gate, upstream, target.clone(), &check.probe));
+            let of_retry = Question::of_gate(&gate, upstream, target, headers);
+            let mut findings = Vec::with_capacity(2);
+            for (asker, question) in [(Asker::Retry, Some(of_retry)), (Asker::Worker, of_worker)] {
+                let Some(question) = question else { continue };
+                let status = question.ask().await.ok().map(|inquired| inquired.answer.status);
+                findings.push((asker, status, status.map_or(Finding::Unclear, Finding::of)));
             }
-            // Last: who sees the count finds the line.
-            state.metrics.probe_checks(finding).inc();
+            check.checks.checked(&findings.iter().map(|(asker, _, finding)| (*asker, *finding)).collect::<Vec<_>>());
+            for (asker, status, finding) in findings {
+                check.report(&state, record, asker, status, finding);
+            }
         });
+    }
+}
+
+impl ProbeCheck {
+    /// Logs and counts what a check found.
+    fn report(&self, state: &RouteState, record: RecordId, asker: Asker, status: Option<StatusCode>, finding: Finding) {
+        let (status, route, probe) = (status.map(|status| status.as_u16()), &*state.name, &self.probe.path);
+        if finding == Finding::Absent {
+            state.metrics.probe_contradicted(true);
+        }
+        match (finding, asker) {
+            (Finding::Done, Asker::Retry) => {
+                tracing::info!(%record, route, status, %probe, "the probe finds a request that succeeded")
+            }
+            (Finding::Done, Asker::Worker) => {
+                tracing::info!(%record, route, status, %probe, "the probe finds a request that succeeded, with recovery.headers")
+            }
+            (Finding::Absent, Asker::Retry) => tracing::error!(
+                %record, route, status, %probe,
+                "the probe does not find a request that has succeeded: from now on its 404 and 410 let nothing run again, and retries of unknown outcomes get 409 outcome-unknown; correct the path of recovery.probe, or set a longer `after` if the upstream shows its work later, and reload"
+            ),
+            (Finding::Absent, Asker::Worker) => tracing::error!(
+                %record, route, status, %probe,
+                "with recovery.headers, the probe does not find a request that has succeeded: from now on a 404 or 410 to the gate's own questions releases no record; give recovery.headers the Host and credentials that see every client's requests, and reload"
+            ),
+            (Finding::Unclear, Asker::Retry) => tracing::warn!(
+                %record, route, status, %probe,
+                "the probe did not find out about a request that has succeeded: it may not find out about unknown outcomes either; see that its path answers 2xx with a client's credentials"
+            ),
+            (Finding::Unclear, Asker::Worker) => tracing::warn!(
+                %record, route, status, %probe,
+                "with recovery.headers, the probe did not find out about a request that has succeeded: it may not find out about unknown outcomes either; see that its path answers 2xx to these headers"
+            ),
+        }
+        // Last: who sees the count finds the line.
+        state.metrics.probe_checks(finding).inc();
     }
 }
 
@@ -170,11 +220,11 @@ mod tests {
         assert!(check.take_turn());
         tokio::time::advance(2 * STANDS).await;
         assert!(!check.take_turn());
-        check.checked(Finding::Done);
+        check.checked(&[(Asker::Retry, Finding::Done), (Asker::Worker, Finding::Done)]);
         assert!(!check.take_turn());
         tokio::time::advance(STANDS).await;
         assert!(check.take_turn());
-        check.checked(Finding::Unclear);
+        check.checked(&[(Asker::Retry, Finding::Done), (Asker::Worker, Finding::Unclear)]);
         tokio::time::advance(PAUSE - Duration::from_secs(1)).await;
         assert!(!check.take_turn());
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -184,17 +234,22 @@ mod tests {
     #[tokio::test]
     async fn what_it_does_not_find_counts_until_it_misses_what_is_there() {
         let check = Checks::default();
-        let findings = || [200, 404, 410, 500].map(|status| check.finding(StatusCode::from_u16(status).unwrap()));
+        let said = [200, 404, 410, 500].map(|status| StatusCode::from_u16(status).unwrap());
+        let findings = || said.map(|status| check.finding(status, Asker::Retry));
+        let of_worker = || said.map(|status| check.finding(status, Asker::Worker));
         let all = [Finding::Done, Finding::Absent, Finding::Absent, Finding::Unclear];
         assert_eq!(findings(), all);
-        check.checked(Finding::Done);
-        check.checked(Finding::Unclear);
-        assert_eq!(findings(), all);
-        check.checked(Finding::Absent);
+        check.checked(&[(Asker::Retry, Finding::Done), (Asker::Worker, Finding::Done)]);
+        check.checked(&[(Asker::Retry, Finding::Unclear)]);
+        assert_eq!((findings(), of_worker()), (all, all));
         let held = [Finding::Done, Finding::Unclear, Finding::Unclear, Finding::Unclear];
-        assert_eq!(findings(), held);
+        // With its own headers, the gate may see less than a client.
+        check.checked(&[(Asker::Retry, Finding::Done), (Asker::Worker, Finding::Absent)]);
+        assert_eq!((findings(), of_worker()), (all, held));
+        check.checked(&[(Asker::Retry, Finding::Absent)]);
+        assert_eq!((findings(), of_worker()), (held, held));
         // Another attempt that it finds proves nothing of those that it misses.
-        check.checked(Finding::Done);
-        assert_eq!(findings(), held);
+        check.checked(&[(Asker::Retry, Finding::Done), (Asker::Worker, Finding::Done)]);
+        assert_eq!((findings(), of_worker()), (held, held));
     }
 }
