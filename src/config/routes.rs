@@ -303,7 +303,7 @@ fn path(node: &Node<'_>) -> Result<Pattern, Wrong> {
 fn check_unseen_key(table: &Table<'_>, route: &str, policy: &Policy) {
     let mend = "name the header in which the upstream reads a key as headers.forward_key_as, or remove \"fingerprint\" from key.from";
     match &policy.recovery {
-        Recovery::Resend(_) if policy.mode.protects() => {
+        Recovery::Resend(_) => {
             let wrong = Wrong::new("`resend` needs an upstream that sees the key, and a fingerprint does not go there");
             table.report("recovery", wrong.hint(mend));
         }
@@ -329,7 +329,7 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: 
         let hint = "say who may share answers, such as scope = [\"credential\"]";
         table.report("scope", wrong.hint(hint));
     }
-    if policy.key.from.contains(&KeySource::Fingerprint) && !forwards_key {
+    if policy.mode.protects() && policy.key.from.contains(&KeySource::Fingerprint) && !forwards_key {
         check_unseen_key(table, route, policy);
     }
     check_fingerprint(table, policy);

@@ -34,7 +34,7 @@ const SMALL_CHUNK: usize = 16 * 1024;
 const PIECE: usize = SMALL_CHUNK;
 
 /// How long a step on the disk may take while a request is received: nothing was sent by then.
-const LIMIT: Duration = Duration::from_secs(10);
+const DISK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a body cannot be spooled.
 #[derive(Debug)]
@@ -237,14 +237,22 @@ impl http_body::Body for SpoolReader {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    match timeout(LIMIT, tokio::task::spawn_blocking(work)).await {
+    let mut work = tokio::task::spawn_blocking(work);
+    match timeout(DISK_TIMEOUT, &mut work).await {
         Ok(done) => done.map_err(io::Error::other)?,
-        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, format!("the disk took longer than {LIMIT:?}"))),
+        Err(_) => {
+            // It does not begin any more, if no thread has taken it yet.
+            work.abort();
+            let cause = format!("the disk took longer than {DISK_TIMEOUT:?}");
+            Err(io::Error::new(io::ErrorKind::TimedOut, cause))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use http_body_util::BodyExt as _;
 
     use super::*;
@@ -274,7 +282,14 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         let spool = SpoolWriter::to(File::from(std::os::fd::OwnedFd::from(writer)), &usage).unwrap();
         let writing = spool.write(Bytes::from(vec![1; 4 << 20]), None);
-        let (failed, ()) = tokio::join!(writing, tokio::time::advance(LIMIT));
+        let begun = async {
+            // The time stands while a thread works.
+            let read = |mut reader: io::PipeReader| reader.read_exact(&mut [0]).map(|()| reader);
+            let reader = tokio::task::spawn_blocking(move || read(reader)).await.unwrap().unwrap();
+            tokio::time::advance(DISK_TIMEOUT).await;
+            reader
+        };
+        let (failed, reader) = tokio::join!(writing, begun);
         let Some(Error::Failed(error)) = failed.err() else { panic!("it was written") };
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(usage.disk.used(), 4 << 20, "what is written still holds its room");

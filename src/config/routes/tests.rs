@@ -77,6 +77,7 @@ fn an_upstream_is_not_asked_about_a_key_that_it_does_not_see() {
     };
     assert_eq!(advised("\"header:Idempotency-Key\", \"fingerprint\"", "{key}", ""), 1);
     assert_eq!(advised("\"fingerprint\"", "{id}", ""), 0);
+    assert_eq!(advised("\"fingerprint\"]\nmode = \"observe\"\nmethods = [\"POST\"", "{key}", ""), 0);
     assert_eq!(advised("\"header:Idempotency-Key\"", "{key}", ""), 0);
     assert_eq!(advised("\"fingerprint\"", "{key}", "[headers]\nforward_key_as = \"X-Request-Id\"\n"), 0);
 }

@@ -21,7 +21,7 @@ use crate::store::{Error, RecordEntry};
 use crate::telemetry::outcome::{Code, Outcome};
 
 /// How long a request waits that could not be run now, where nothing says how long.
-const SHORTEST_WAIT: Duration = Duration::from_millis(500);
+const DEFAULT_WAIT: Duration = Duration::from_millis(500);
 
 /// How long a request waits whose record says that it runs.
 const RUNNING: Duration = Duration::from_secs(10);
@@ -106,11 +106,11 @@ impl Gate {
         if is_accepted && is_of_a_record(reply.outcome) {
             let found = self.shared.store.get(id).await?;
             if found.is_none_or(|listed| listed.record.state == State::InFlight) {
-                return Ok(Disposition::Wait(SHORTEST_WAIT));
+                return Ok(Disposition::Wait(DEFAULT_WAIT));
             }
         }
         if self.was_prevented(&reply) {
-            return Ok(Disposition::Wait(SHORTEST_WAIT));
+            return Ok(Disposition::Wait(DEFAULT_WAIT));
         }
         match reply.outcome {
             Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Disposition::Done),
@@ -120,7 +120,7 @@ impl Gate {
                 return Ok(Disposition::GiveUp { is_attempt: false, note: word.to_owned() });
             }
             Outcome::Problem(Code::InFlight | Code::Overloaded | Code::StoreUnavailable | Code::QuotaExceeded) => {
-                return Ok(Disposition::Wait(asked.unwrap_or(SHORTEST_WAIT)));
+                return Ok(Disposition::Wait(asked.unwrap_or(DEFAULT_WAIT)));
             }
             _ => {}
         }
@@ -227,10 +227,10 @@ mod tests {
         };
         let reused = Outcome::Problem(Code::KeyReused);
         for outcome in [Outcome::Replayed, Outcome::Problem(Code::ResponseNotStored), reused] {
-            assert_eq!(disposition(true, outcome).await, Disposition::Wait(SHORTEST_WAIT));
+            assert_eq!(disposition(true, outcome).await, Disposition::Wait(DEFAULT_WAIT));
         }
         assert_eq!(disposition(false, Outcome::Replayed).await, Disposition::Done);
-        let (lease, ttl, unknown_ttl) = (SHORTEST_WAIT, SHORTEST_WAIT, SHORTEST_WAIT);
+        let [lease, ttl, unknown_ttl] = [Duration::from_millis(500); 3];
         let fresh = NewRecord {
             attempt: AttemptToken([1; 16]),
             origin: OriginId(1),
@@ -240,7 +240,7 @@ mod tests {
             head: Bytes::new(),
         };
         gate.shared.store.claim(id, fresh.clone()).await.unwrap();
-        assert_eq!(disposition(true, reused).await, Disposition::Wait(SHORTEST_WAIT), "another attempt runs");
+        assert_eq!(disposition(true, reused).await, Disposition::Wait(DEFAULT_WAIT), "another attempt runs");
         let end = Settlement::Hold { cause: Bytes::new() };
         gate.shared.store.settle(id, fresh.attempt, end).await.unwrap();
         assert_eq!(disposition(true, Outcome::Replayed).await, Disposition::Done);
@@ -295,7 +295,7 @@ mod tests {
         };
         assert!(matches!(disposition().await, Disposition::GiveUp { is_attempt: true, .. }));
         gate.shared.drain.end();
-        assert_eq!(disposition().await, Disposition::Wait(SHORTEST_WAIT));
+        assert_eq!(disposition().await, Disposition::Wait(DEFAULT_WAIT));
     }
 
     #[test]

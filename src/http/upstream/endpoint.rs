@@ -159,8 +159,16 @@ impl Endpoints {
     /// Opens a stream to one of the addresses: to the one whose turn it is, and to the others as far as those before them
     /// fail or are slow. An error is that of the first that failed.
     pub(super) async fn open(&self, with_h2: bool) -> Result<Connected, NotSent> {
-        let candidates = self.candidates().await?;
-        if let [only] = &*candidates {
+        let (candidates, is_complete) = self.candidates(Some(ATTEMPT_DELAY)).await?;
+        match self.open_first(&candidates, with_h2).await {
+            // The names that were left out may lead somewhere.
+            Err(_) if !is_complete => self.open_first(&self.candidates(None).await?.0, with_h2).await,
+            opened => opened,
+        }
+    }
+
+    async fn open_first(&self, candidates: &[Candidate], with_h2: bool) -> Result<Connected, NotSent> {
+        if let [only] = candidates {
             return self.open_one(only, with_h2).await;
         }
         let mut candidates = candidates.iter();
@@ -186,12 +194,13 @@ impl Endpoints {
         }
     }
 
-    /// All addresses, in the order in which they are to be tried.
-    async fn candidates(&self) -> Result<Vec<Candidate>, NotSent> {
+    /// The addresses in the order in which they are to be tried, and whether they are all. `patience` is as for [`resolve_all`].
+    async fn candidates(&self, patience: Option<Duration>) -> Result<(Vec<Candidate>, bool), NotSent> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let mut addresses = Vec::new();
         let mut unknown = None;
-        for (index, found) in resolve_all(&self.places, Names::global()).await {
+        let (resolved, is_complete) = resolve_all(&self.places, Names::global(), patience).await;
+        for (index, found) in resolved {
             match found {
                 Ok(found) => addresses.extend(found.into_iter().map(|address| (index, address))),
                 Err(error) => unknown = Some(error),
@@ -215,7 +224,7 @@ impl Endpoints {
         };
         let mut candidates: Vec<_> = addresses.into_iter().map(candidate).collect();
         candidates.sort_by_key(|candidate| candidate.endpoint.is_ejected());
-        Ok(candidates)
+        Ok((candidates, is_complete))
     }
 
     async fn open_one(&self, candidate: &Candidate, with_h2: bool) -> Result<Connected, NotSent> {
@@ -255,9 +264,13 @@ fn stream<T>(inner: T, socket: &Arc<SocketState>, is_secure: bool) -> UpstreamIo
     if is_secure { UpstreamIo::encrypted(inner, socket) } else { UpstreamIo::new(inner, socket) }
 }
 
-/// The addresses of each place. Those that are found wait no longer than the attempt delay for a name that hangs, which is
-/// then left out.
-async fn resolve_all(places: &[Place], names: &Arc<Names>) -> Vec<(usize, io::Result<Vec<Address>>)> {
+/// The addresses of each place, and whether these are all places. With `patience`, a name that takes longer is left out once
+/// another place is found.
+async fn resolve_all(
+    places: &[Place],
+    names: &Arc<Names>,
+    patience: Option<Duration>,
+) -> (Vec<(usize, io::Result<Vec<Address>>)>, bool) {
     let one = async |(index, place)| (index, resolve(place, names).await);
     let mut resolving: FuturesUnordered<_> = places.iter().enumerate().map(one).collect();
     let mut all: Vec<(usize, io::Result<Vec<Address>>)> = Vec::new();
@@ -270,11 +283,11 @@ async fn resolve_all(places: &[Place], names: &Arc<Names>) -> Vec<(usize, io::Re
                 Some(found) => all.push(found),
                 None => break,
             },
-            () = sleep_until(since + ATTEMPT_DELAY), if is_any_found => break,
+            () = sleep_until(since + patience.unwrap_or_default()), if patience.is_some() && is_any_found => break,
         }
     }
     all.sort_by_key(|(index, _)| *index);
-    all
+    (all, resolving.is_empty())
 }
 
 async fn resolve(place: &Place, names: &Arc<Names>) -> io::Result<Vec<Address>> {
@@ -323,13 +336,18 @@ mod tests {
         let tcp = |host: &str| Place::Tcp { host: host.to_owned(), port: 80 };
         let places = [tcp("slow.test"), tcp("::1"), tcp("a.test")];
         let found = async |places| {
-            let found = resolve_all(places, &names).await;
+            let (found, is_complete) = resolve_all(places, &names, Some(ATTEMPT_DELAY)).await;
+            assert!(!is_complete);
             found.into_iter().map(|(index, found)| (index, found.unwrap())).collect::<Vec<_>>()
         };
         let of = |address: &str| vec![Address::Tcp(address.parse().unwrap())];
         assert_eq!(found(&places).await, [(1, of("[::1]:80")), (2, of("127.0.0.1:80"))]);
         // There is nothing else to try.
         assert!(tokio::time::timeout(2 * ATTEMPT_DELAY, found(&places[..1])).await.is_err());
+        // Where the others cannot be connected to, it is waited for after all.
+        let all = tokio::spawn(async move { resolve_all(&places, &names, None).await });
         go_on.send(()).unwrap();
+        let (found, is_complete) = all.await.unwrap();
+        assert_eq!((found.len(), is_complete), (3, true));
     }
 }

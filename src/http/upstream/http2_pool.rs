@@ -2,13 +2,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
-use super::Reuse;
 use super::connection::{Owner, Purpose};
 use super::http2::{Http2Connection, MAX_STREAMS, ReservedStream};
 use super::settings::{Protocol, Settings};
+use super::{NotSent, Reuse};
 use crate::http::shards;
 
 /// The open HTTP/2 connections, by shard.
@@ -115,27 +117,29 @@ impl Http2Pool {
 
     /// Waits for the connections that other requests of this kind open on this thread, until `take` finds one with a free
     /// stream (`Ok`), or until the caller is to open one (`Err`): they have too few streams, or HTTP/2 is not spoken (`None`).
+    /// It waits for each of them no longer than `limit`, which is how long opening one may take.
     pub(super) async fn wait_for_opening<T>(
         &self,
         reuse: Reuse,
+        limit: Duration,
         take: impl Fn() -> Option<T>,
-    ) -> Result<T, Option<Need<'_>>> {
+    ) -> Result<Result<T, Option<Need<'_>>>, NotSent> {
         let openings = &self.shards[shards::index()].openings[usize::from(reuse == Reuse::Protected)];
         let mut need = Need::of(openings);
         loop {
             // Registered before the check, so that no notification is missed.
             let ended = openings.ended.notified();
             if let Some(taken) = take() {
-                return Ok(taken);
+                return Ok(Ok(taken));
             }
             // The previous connection may have negotiated HTTP/1.1, which carries one request at a time.
             if !self.is_http2_likely() {
-                return Err(None);
+                return Ok(Err(None));
             }
             if need.try_begin(self.streams.load(Ordering::Relaxed)) {
-                return Err(Some(need));
+                return Ok(Err(Some(need)));
             }
-            ended.await;
+            timeout(limit, ended).await.map_err(|_| NotSent::ConnectTimeout(limit))?;
         }
     }
 

@@ -272,10 +272,8 @@ impl Upstream {
         let mut need = None;
         // Only a connection for all callers is worth waiting for while another request opens it.
         if purpose.owner == Owner::AnyCaller {
-            // No longer than opening one may take.
-            let limit = settings.connect_timeout;
-            let waiting = http2_pool.wait_for_opening(purpose.reuse, || self.take_open(purpose));
-            match timeout(limit, waiting).await.map_err(|_| NotSent::ConnectTimeout(limit))? {
+            let take = || self.take_open(purpose);
+            match http2_pool.wait_for_opening(purpose.reuse, settings.connect_timeout, take).await? {
                 Ok(transport) => return Ok((transport, true)),
                 Err(begun) => need = begun,
             }

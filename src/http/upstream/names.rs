@@ -125,11 +125,18 @@ impl Names {
     /// A thread: looks a name up, and then those that wait for a thread.
     fn run(&self, mut host: Arc<str>) {
         loop {
+            let began = Instant::now();
             let found: Found = (self.lookup)(&host).map(Into::into).map_err(Arc::new);
+            let is_slow = began.elapsed() > PATIENCE;
             let mut state = self.state();
             let name = state.names.entry(host).or_default();
-            // A name that has no addresses any more must not be connected to where it was.
-            name.last = found.as_ref().ok().map(|addresses| (Arc::clone(addresses), Instant::now()));
+            match &found {
+                Ok(addresses) => name.last = Some((Arc::clone(addresses), Instant::now())),
+                // Nobody has answered.
+                Err(_) if is_slow => {}
+                // A name that has no addresses any more must not be connected to where it was.
+                Err(_) => name.last = None,
+            }
             if let Some(pending) = name.pending.take() {
                 pending.result.send_replace(Some(found));
             }
@@ -240,7 +247,12 @@ mod tests {
     async fn an_error_serves_all_who_wait() {
         let system = Arc::<System>::default();
         let names = system.names(1, SOON);
-        for found in join_all((0..3).map(|port| names.resolve("gone.test", port))).await {
+        system.hang("gone.test");
+        let mut all = std::pin::pin!(join_all((0..3).map(|port| names.resolve("gone.test", port))));
+        // All have joined.
+        assert!(timeout(MOMENT, &mut all).await.is_err());
+        system.go_on();
+        for found in all.await {
             let error = found.unwrap_err();
             assert_eq!((error.kind(), &*error.to_string()), (io::ErrorKind::NotFound, "no such name"));
         }

@@ -156,9 +156,9 @@ async fn a_head_that_is_refused_says_why() {
     }
 }
 
-/// Sends so many requests at once to an upstream that greets each connection late and takes so many streams on it. Gives how
-/// many connections it had.
-async fn burst(requests: usize, streams: u32) -> usize {
+/// Sends so many requests at once to an upstream that greets each connection so late and takes so many streams on it. Gives
+/// how many connections it had.
+async fn burst(requests: usize, streams: u32, greeting: Duration) -> usize {
     let (upstream, listener) = upstream_with(Protocol::H2, Duration::from_secs(2));
     listener.set_nonblocking(true).unwrap();
     let listener = tokio::net::TcpListener::from_std(listener).unwrap();
@@ -168,7 +168,7 @@ async fn burst(requests: usize, streams: u32) -> usize {
             let Ok(connection) = timeout(Duration::from_secs(3), listener.accept()).await else { return accepted };
             let (connection, _) = connection.unwrap();
             tokio::spawn(async move {
-                sleep(Duration::from_millis(300)).await;
+                sleep(greeting).await;
                 let service = service_fn(|_| async {
                     sleep(Duration::from_secs(4)).await;
                     Ok::<_, std::convert::Infallible>(Response::new(Empty::<Bytes>::new()))
@@ -194,6 +194,9 @@ async fn burst(requests: usize, streams: u32) -> usize {
 
 #[tokio::test]
 async fn a_burst_opens_the_connections_that_it_needs_beside_each_other() {
-    let (few, many) = tokio::join!(burst(20, 1), burst(20, 50));
+    // Two openings of the last take longer than `connect_timeout`, which each of them has.
+    let (soon, late) = (Duration::from_millis(300), Duration::from_millis(1200));
+    let (few, many, pairs) = tokio::join!(burst(20, 1, soon), burst(20, 50, soon), burst(20, 2, late));
     assert_eq!((few, many), (20, 1), "connections to one of one stream, and to one of fifty");
+    assert!(pairs >= 10, "{pairs} connections of two streams");
 }

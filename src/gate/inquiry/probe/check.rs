@@ -137,7 +137,8 @@ impl Checks {
 
 impl ProtectedRequest {
     /// The upstream has carried this request out, and its record says so. If a check of the route's probe is due, asks the
-    /// probe for it later, with the headers of this request; and where the gate also asks by itself, with those that it has then.
+    /// probe for it later, with the headers of this request; and where the gate also asks by itself, with
+    /// `recovery.headers` too.
     pub(in crate::gate) fn check_probe(&self) {
         let Some(check) = &self.state.probe_check else { return };
         let Some(after) = check.probe.after.filter(|after| *after <= LONGEST_AGE) else { return };
