@@ -44,9 +44,9 @@ pub struct Noted {
     pub store_time: Option<Duration>,
 }
 
-/// The party that a request waits for.
+/// What a request waits for.
 #[derive(Clone, Copy, Debug)]
-enum Awaited {
+enum Dependency {
     Upstream,
     Store,
 }
@@ -55,7 +55,7 @@ enum Awaited {
 #[must_use = "it measures until it is dropped"]
 pub struct Timing {
     notes: Arc<Notes>,
-    of: Awaited,
+    of: Dependency,
     began: Instant,
 }
 
@@ -86,12 +86,12 @@ impl Notes {
     /// The request is sent to this upstream, and waits for it.
     pub fn asks_upstream(self: &Arc<Self>, name: &str) -> Timing {
         self.note(|noted| noted.upstream = Some(name.to_owned()));
-        Timing { notes: Arc::clone(self), of: Awaited::Upstream, began: Instant::now() }
+        Timing { notes: Arc::clone(self), of: Dependency::Upstream, began: Instant::now() }
     }
 
     /// The request waits for the store.
     pub fn asks_store(self: &Arc<Self>) -> Timing {
-        Timing { notes: Arc::clone(self), of: Awaited::Store, began: Instant::now() }
+        Timing { notes: Arc::clone(self), of: Dependency::Store, began: Instant::now() }
     }
 
     /// An attempt begins now.
@@ -112,8 +112,8 @@ impl Drop for Timing {
         let took = self.began.elapsed();
         self.notes.note(|noted| {
             let time = match self.of {
-                Awaited::Upstream => &mut noted.upstream_time,
-                Awaited::Store => &mut noted.store_time,
+                Dependency::Upstream => &mut noted.upstream_time,
+                Dependency::Store => &mut noted.store_time,
             };
             *time = Some(time.unwrap_or_default() + took);
         });

@@ -277,7 +277,7 @@ class Session:
 
 
 def held_ports(count):
-    """Sockets that hold a port each: the kernel gives it to nobody else, and refuses connections to it.
+    """Sockets that hold a port each: the kernel gives it to no other process, and refuses connections to it.
 
     A server of the page can listen on it, as servers set SO_REUSEADDR and these sockets do not listen.
     """

@@ -132,7 +132,7 @@ impl Names {
             let name = state.names.entry(host).or_default();
             match &found {
                 Ok(addresses) => name.last = Some((Arc::clone(addresses), Instant::now())),
-                // Nobody has answered.
+                // The resolver gave no answer.
                 Err(_) if is_slow => {}
                 // A name that has no addresses any more must not be connected to where it was.
                 Err(_) => name.last = None,

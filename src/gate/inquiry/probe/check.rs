@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_secs(600);
 /// A check is under way.
 const UNDER_WAY: u64 = u64::MAX;
 
-/// Who asks, and so with which headers: an upstream may show one of them what it hides from the other.
+/// Who asks the upstream. Each sends headers of its own, and an upstream may hide from one what it shows to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asker {
     /// A retry, with its own.
@@ -182,29 +182,26 @@ impl ProbeCheck {
         if finding == Finding::Absent {
             state.metrics.probe_contradicted(true);
         }
-        match (finding, asker) {
-            (Finding::Done, Asker::Retry) => {
-                tracing::info!(%record, route, status, %probe, "the probe finds a request that succeeded")
-            }
-            (Finding::Done, Asker::Worker) => {
-                tracing::info!(%record, route, status, %probe, "the probe finds a request that succeeded, with recovery.headers")
-            }
-            (Finding::Absent, Asker::Retry) => tracing::error!(
-                %record, route, status, %probe,
+        let said = match (finding, asker) {
+            (Finding::Done, Asker::Retry) => "the probe finds a request that succeeded",
+            (Finding::Done, Asker::Worker) => "the probe finds a request that succeeded, with recovery.headers",
+            (Finding::Absent, Asker::Retry) => {
                 "the probe does not find a request that has succeeded: from now on its 404 and 410 let nothing run again, and retries of unknown outcomes get 409 outcome-unknown; correct the path of recovery.probe, or set a longer `after` if the upstream shows its work later, and reload"
-            ),
-            (Finding::Absent, Asker::Worker) => tracing::error!(
-                %record, route, status, %probe,
+            }
+            (Finding::Absent, Asker::Worker) => {
                 "with recovery.headers, the probe does not find a request that has succeeded: from now on a 404 or 410 to the gate's own questions releases no record; give recovery.headers the Host and credentials that see every client's requests, and reload"
-            ),
-            (Finding::Unclear, Asker::Retry) => tracing::warn!(
-                %record, route, status, %probe,
+            }
+            (Finding::Unclear, Asker::Retry) => {
                 "the probe did not find out about a request that has succeeded: it may not find out about unknown outcomes either; see that its path answers 2xx with a client's credentials"
-            ),
-            (Finding::Unclear, Asker::Worker) => tracing::warn!(
-                %record, route, status, %probe,
+            }
+            (Finding::Unclear, Asker::Worker) => {
                 "with recovery.headers, the probe did not find out about a request that has succeeded: it may not find out about unknown outcomes either; see that its path answers 2xx to these headers"
-            ),
+            }
+        };
+        match finding {
+            Finding::Done => tracing::info!(%record, route, status, %probe, "{said}"),
+            Finding::Absent => tracing::error!(%record, route, status, %probe, "{said}"),
+            Finding::Unclear => tracing::warn!(%record, route, status, %probe, "{said}"),
         }
         // Last: who sees the count finds the line.
         state.metrics.probe_checks(finding).inc();
