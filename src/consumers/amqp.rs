@@ -1,5 +1,7 @@
 //! Queues of RabbitMQ (AMQP 0-9-1).
 
+mod dead_letters;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +13,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use lapin::message::Delivery;
 use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions,
-    ConfirmSelectOptions, QueueDeclareOptions,
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueDeclareOptions,
 };
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -21,6 +22,7 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
+use self::dead_letters::DeadLetters;
 use super::source::{CONSUMER, EndReply, Error, MessageEnd, REASON, Received, Subscription, append};
 use super::{Amqp, Settings};
 
@@ -61,7 +63,6 @@ impl From<lapin::Error> for Error {
 struct Queue {
     name: Arc<str>,
     queue: ShortString,
-    dead_letter: String,
     /// How many messages may be taken and not ended.
     most: u16,
     /// Whether the queue may have no other consumer: else a message could overtake one that another has, or that an earlier
@@ -73,8 +74,7 @@ struct Queue {
     connection: Arc<Connection>,
     /// Messages come over it, and are acknowledged there.
     channel: Channel,
-    /// Dead letters go over it, and are confirmed.
-    publishing: Channel,
+    dead_letters: DeadLetters,
     /// There, once it has begun.
     consumer: Option<Consumer>,
     /// When the log had the last message that came back often.
@@ -100,20 +100,18 @@ pub(super) async fn subscribe(
         query: AMQPQueryString { heartbeat: Some(HEARTBEAT), ..AMQPQueryString::default() },
     };
     let properties = ConnectionProperties::default().with_connection_name(format!("oncegate {}", settings.name).into());
+    let dead_letters = DeadLetters::open(uri.clone(), properties.clone(), settings.dead_letter()).await?;
     let connection = Connection::connect_uri(uri, properties).await?;
-    let dead_letter = settings.dead_letter();
-    let publishing = publishing_to(&connection, &dead_letter).await?;
     let channel = receiving(&connection, most).await?;
     Ok(Box::new(Queue {
         name: Arc::clone(&settings.name),
         queue: short(&source.queue)?,
-        dead_letter,
         most,
         is_alone: settings.concurrency == 1,
         was_refused: false,
         connection: Arc::new(connection),
         channel,
-        publishing,
+        dead_letters,
         consumer: None,
         warned: None,
         unacknowledged: HashMap::new(),
@@ -124,27 +122,6 @@ pub(super) async fn subscribe(
 async fn receiving(connection: &Connection, most: u16) -> Result<Channel, Error> {
     let channel = connection.create_channel().await?;
     channel.basic_qos(most, BasicQosOptions::default()).await?;
-    Ok(channel)
-}
-
-/// A channel to publish to a durable queue, which is made unless there is one.
-async fn publishing_to(connection: &Connection, queue: &str) -> Result<Channel, Error> {
-    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    let channel = confirming(connection).await?;
-    if channel.queue_declare(short(queue)?, passive, FieldTable::default()).await.is_ok() {
-        return Ok(channel);
-    }
-    // The refusal has closed the channel.
-    let channel = confirming(connection).await?;
-    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    channel.queue_declare(short(queue)?, durable, FieldTable::default()).await?;
-    Ok(channel)
-}
-
-/// A channel on which the broker confirms what is published.
-async fn confirming(connection: &Connection) -> Result<Channel, Error> {
-    let channel = connection.create_channel().await?;
-    channel.confirm_select(ConfirmSelectOptions::default()).await?;
     Ok(channel)
 }
 
@@ -215,15 +192,16 @@ impl Subscription for Queue {
         match end {
             MessageEnd::Done => {}
             MessageEnd::Dead(reason) => {
-                if !self.bury(&delivery, &body, reason).await? {
+                let properties = self.dead_letter_properties(&delivery.properties, reason)?;
+                if let Err(error) = self.dead_letters.store(receipt, properties, body.clone()).await {
                     self.unacknowledged.insert(receipt, (delivery, body));
-                    let why = format!("the broker did not take a message for the queue {}", self.dead_letter);
-                    return Ok(EndReply::Refused(Error(why)));
+                    return Ok(EndReply::Refused(error));
                 }
             }
             // It goes back with the connection. Before, it would only come here again.
             MessageEnd::Returned if self.is_alone => return Ok(EndReply::Taken),
             MessageEnd::Returned => {
+                self.dead_letters.forget(receipt);
                 let options = BasicNackOptions { requeue: true, ..BasicNackOptions::default() };
                 return sent(delivery.nack(options).await?);
             }
@@ -241,9 +219,10 @@ impl Subscription for Queue {
         }
     }
 
-    async fn close(self: Box<Self>) {
+    async fn close(mut self: Box<Self>) {
         // RabbitMQ puts what is not acknowledged back into the queue.
         let _ = self.connection.close(SUCCESS, "stopped".into()).await;
+        self.dead_letters.close().await;
     }
 }
 
@@ -290,23 +269,17 @@ impl Queue {
         }
     }
 
-    /// Publishes a message again, to the dead letters, with the reason. Whether the broker has taken it; then it is durable.
-    async fn bury(&self, delivery: &Delivery, body: &[u8], reason: &str) -> Result<bool, Error> {
-        let known = delivery.properties.headers().as_ref().map(|table| table.inner().clone()).unwrap_or_default();
+    /// What the dead letter of a message with these properties has, with the reason.
+    fn dead_letter_properties(&self, known: &BasicProperties, reason: &str) -> Result<BasicProperties, Error> {
+        let headers = known.headers().as_ref().map(|table| table.inner().clone()).unwrap_or_default();
         // RabbitMQ would send it to the queues that these name.
         let is_kept = |name: &ShortString| !matches!(name.as_str(), "CC" | "BCC");
         let mut headers =
-            FieldTable::from(known.into_iter().filter(|(name, _)| is_kept(name)).collect::<BTreeMap<_, _>>());
+            FieldTable::from(headers.into_iter().filter(|(name, _)| is_kept(name)).collect::<BTreeMap<_, _>>());
         for (name, value) in [(REASON, reason), (CONSUMER, &*self.name), (QUEUE, self.queue.as_str())] {
             headers.insert(short(name)?, AMQPValue::LongString(value.into()));
         }
-        let properties = kept_properties(&delivery.properties).with_headers(headers).with_delivery_mode(PERSISTENT);
-        // Where the queue is gone, RabbitMQ returns the message.
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        let queue = short(&self.dead_letter)?;
-        let publishing = self.publishing.basic_publish(ShortString::from(""), queue, options, body, properties).await?;
-        let confirmation = publishing.await?;
-        Ok(confirmation.is_ack() && confirmation.take_message().is_none())
+        Ok(kept_properties(known).with_headers(headers).with_delivery_mode(PERSISTENT))
     }
 }
 

@@ -311,7 +311,7 @@ impl Refused {
 /// A message on its way.
 struct MessageTask {
     receipt: u64,
-    /// Names it among messages; empty where nothing does.
+    /// Names it among messages.
     key: Bytes,
     lane: Bytes,
     /// Names it among messages, where the broker does.
@@ -335,7 +335,8 @@ impl MessageTask {
         let key = match &found {
             Ok((_, Found::Key(key))) => Bytes::copy_from_slice(key.as_str().as_bytes()),
             Ok(_) => digest(&body),
-            Err(_) => position.clone().map(Bytes::from).unwrap_or_default(),
+            // RabbitMQ gives no position.
+            Err(_) => position.clone().map_or_else(|| digest(&body), Bytes::from),
         };
         // One at a time is one after the other.
         let lane = if *concurrency == 1 { Bytes::new() } else { key.clone() };
@@ -356,7 +357,7 @@ impl MessageTask {
                 let (end, in_hand) = shared.run(&message, key, &mut place, returning).await;
                 (end, in_hand, if let Found::Key(key) = &message.key { Some(key.shortened()) } else { None })
             }
-            Err(why) => (MessageEnd::Dead(why), (!key.is_empty()).then(|| shared.attempts.hold(key)), None),
+            Err(why) => (MessageEnd::Dead(why), Some(shared.attempts.hold(key)), None),
         };
         if let MessageEnd::Dead(reason) = &end
             && in_hand.as_ref().is_none_or(MessageInHand::give_up)
@@ -513,7 +514,27 @@ mod tests {
     }
 
     fn received(receipt: u64) -> Received {
-        Received { receipt, properties: Vec::new(), headers: Ok(HeaderMap::new()), body: Bytes::new() }
+        let body = Bytes::from(receipt.to_string());
+        Received { receipt, properties: Vec::new(), headers: Ok(HeaderMap::new()), body }
+    }
+
+    /// RabbitMQ names no message by a position. What is one message over two connections is told by its body.
+    #[tokio::test]
+    async fn a_message_that_nothing_names_is_given_up_once() {
+        let shared = shared().0;
+        let give_up = async |receipt| {
+            let place = Lanes::default().join(Bytes::new());
+            let task = MessageTask::of(&shared, received(receipt));
+            let finished = task.run(Arc::clone(&shared), place, watch::channel(false).1).await;
+            assert!(matches!(finished.end, MessageEnd::Dead(_)));
+            finished.in_hand.expect("it is remembered")
+        };
+        let lost = give_up(1).await;
+        assert!(!lost.give_up(), "the log has it");
+        drop(lost);
+        assert!(!give_up(1).await.give_up());
+        give_up(1).await.ended();
+        assert!(shared.attempts.hold(digest(b"1")).give_up(), "it is another one");
     }
 
     /// A broker that has messages without keys, and takes their ends or does not.

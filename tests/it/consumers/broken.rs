@@ -65,13 +65,42 @@ fn a_dead_letter_that_is_not_taken_holds_up_no_other_message() {
     broker.publish(&[(Some("m-1"), "{}")]);
     wait_for(&gate, "done", 1);
     eventually("it is refused again", || (refused() >= 2.0).then_some(()));
-    assert_eq!((ended(&gate, "dead"), link.connections()), (0.0, 1));
+    // One for messages and one for dead letters.
+    assert_eq!((ended(&gate, "dead"), link.connections()), (0.0, 2));
     broker.take_dead_letters();
     within(LONG, "it is taken", || (ended(&gate, "dead") == 1.0).then_some(()));
-    assert_eq!(link.connections(), 1);
+    assert_eq!(link.connections(), 2);
     let log = gate.log();
     assert_eq!(log.matches("does not take its dead letter").count(), 1, "{log}");
     assert!(log.contains("takes dead letters again") && !log.contains("no messages come"), "{log}");
+}
+
+/// RabbitMQ reads nothing from a connection that publishes while memory is short. A message that came back three times is dropped by
+/// this queue, whether it ran or not.
+#[test]
+fn an_alarm_of_the_broker_holds_up_dead_letters_alone() {
+    let broker = RabbitMq::start_quorum(3);
+    let link = broker.link();
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let ids: Vec<_> = (0..40).map(|number| format!("m-{number}")).collect();
+    broker.publish(&[(None, "nameless"), (None, "nameless too")]);
+    broker.publish(&ids.iter().map(|id| (Some(id.as_str()), "{}")).collect::<Vec<_>>());
+    broker.set_alarm(true);
+    let gate = consuming_from::<RabbitMq>(&upstream, &broker.source_over(&link), "").start();
+    let refused = || gate.metric("oncegate_dead_letters_refused_total", &["consumer=\"orders\""]);
+    // Longer than a broker may be silent.
+    within(LONG, "each is refused for a while", || (refused() >= 6.0).then_some(()));
+    assert_eq!((ended(&gate, "done"), ended(&gate, "dead"), link.connections()), (40.0, 0.0, 2));
+    let log = gate.log();
+    assert_eq!(log.matches("does not take its dead letter").count(), 1, "{log}");
+    assert!(log.contains("an alarm for memory or disk"), "{log}");
+    broker.set_alarm(false);
+    within(LONG, "they are taken", || (ended(&gate, "dead") == 2.0).then_some(()));
+    assert_eq!((upstream.runs(), link.connections(), broker.waiting()), (40, 2, 0));
+    gate.stop();
+    let mut dead: Vec<_> = broker.take_dead().into_iter().map(|message| message.body).collect();
+    dead.sort();
+    assert_eq!(dead, ["nameless", "nameless too"]);
 }
 
 /// The client stores a dead letter when the broker can: it is not buried again meanwhile.

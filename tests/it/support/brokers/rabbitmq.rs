@@ -161,6 +161,16 @@ impl Server {
         self.process = Some((Process::start_as_it_is(command, ()), kept));
     }
 
+    /// Runs the command line of the server.
+    fn control(&self, args: &[&str]) {
+        let mut command = Command::new("/usr/lib/rabbitmq/bin/rabbitmqctl");
+        command.args(args).env("HOME", self.dir.path()).env("RABBITMQ_NODENAME", "rabbit@localhost");
+        command.env("RABBITMQ_CONF_ENV_FILE", self.dir.path().join("none"));
+        command.env("ERL_EPMD_PORT", self.others[1].to_string()).env("ERL_EPMD_ADDRESS", "127.0.0.1");
+        let done = command.stdin(Stdio::null()).output().expect("rabbitmqctl runs");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+
     fn kill9(&mut self) {
         if let Some((mut process, input)) = self.process.take() {
             drop(input);
@@ -186,6 +196,21 @@ impl RabbitMq {
             arguments.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
         }
         Self::shared_with(arguments)
+    }
+
+    /// One of its own with a quorum queue, which drops a message that came back more often than this.
+    pub fn start_quorum(delivery_limit: i32) -> Self {
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(delivery_limit));
+        Self::started(arguments)
+    }
+
+    /// Whether memory is short, from now on.
+    pub fn set_alarm(&self, is_on: bool) {
+        let limit: &[&str] = if is_on { &["absolute", "1"] } else { &["0.4"] };
+        let server = self.own.as_ref().expect("a server of its own");
+        server.control(&[&["set_vm_memory_high_watermark"], limit].concat());
     }
 
     fn started(arguments: FieldTable) -> Self {
