@@ -36,13 +36,21 @@ pub(in crate::gate) enum LeaderProgress {
     },
     /// It runs an attempt.
     Running(Arc<Running>),
-    /// The store had this record at this time. What the leader read while the follower waited is as good as what the
-    /// follower would have read.
-    Found(Arc<(Record, Timestamp)>),
+    /// The store had this record.
+    Found(Arc<FoundRecord>),
     /// The store had nothing.
     Absent,
     /// Its attempt ended in a release. The store knows nothing of it any more.
     Released(Arc<Released>),
+}
+
+/// A record that the store had.
+pub(in crate::gate) struct FoundRecord {
+    pub(in crate::gate) record: Record,
+    /// The store's time when it had it.
+    pub(in crate::gate) now: Timestamp,
+    /// When the store was asked, by the clock of this process.
+    pub(in crate::gate) asked: Instant,
 }
 
 /// An attempt that runs in this process, or that the upstream is asked about.
@@ -170,8 +178,8 @@ impl Leader {
     }
 
     /// Hands those who follow what the store had.
-    pub(in crate::gate) fn found(mut self, record: Record, now: Timestamp) {
-        self.last = Some(LeaderProgress::Found(Arc::new((record, now))));
+    pub(in crate::gate) fn found(mut self, found: FoundRecord) {
+        self.last = Some(LeaderProgress::Found(Arc::new(found)));
     }
 
     /// Tells those who follow that the store had nothing.
@@ -334,9 +342,9 @@ mod tests {
             head: Bytes::new(),
             answer: None,
         };
-        lead.found(record.clone(), Timestamp(3));
+        lead.found(FoundRecord { record: record.clone(), now: Timestamp(3), asked: Instant::now() });
         let Some(LeaderProgress::Found(found)) = follower.until_store_answered().await else { panic!("nothing found") };
-        assert_eq!(*found, (record, Timestamp(3)));
+        assert_eq!((&found.record, found.now), (&record, Timestamp(3)));
     }
 
     #[tokio::test]

@@ -14,13 +14,13 @@ use crate::gate::claim::attempt::Attempted;
 use crate::gate::claim::protected::ProtectedRequest;
 use crate::gate::claim::quota::QuotaPermit;
 use crate::gate::claim::second_look::SecondLook;
-use crate::gate::claim::single_flight::{Follower, Leader, LeaderProgress, Released, Role, Running};
+use crate::gate::claim::single_flight::{Follower, FoundRecord, Leader, LeaderProgress, Released, Role, Running};
 use crate::gate::inquiry::probe::{ProbeLock, Probed};
 use crate::gate::shared::{RulesDigest, Shared};
 use crate::http::problem::Problem;
 use crate::http::usage::{Account, Permit};
 use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, SettleResult};
-use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, State, Version};
 use crate::store::{Claim, Error, NewRecord, RecordEntry, Settled, Settlement};
 use crate::telemetry::notes::Notes;
 
@@ -75,7 +75,9 @@ pub(super) struct ActionExecutor {
     /// Its place among those that wait.
     place: Option<Permit>,
     /// What the store had, or that it had nothing.
-    found: Option<(Record, Timestamp)>,
+    found: Option<FoundRecord>,
+    /// When the store was asked last.
+    asked: Instant,
     /// What the leader's attempt left.
     released: Option<Arc<Released>>,
     problem: Option<Problem>,
@@ -109,6 +111,7 @@ impl ActionExecutor {
             fresh: None,
             place: None,
             found: None,
+            asked: Instant::now(),
             released: None,
             problem: None,
             lock: None,
@@ -259,7 +262,7 @@ impl ActionExecutor {
                 (self.permission, self.quota_permit) = (None, None);
                 let leader = needed(self.leader.take(), LEADER)?;
                 match self.found.take() {
-                    Some((record, now)) => leader.found(record, now),
+                    Some(found) => leader.found(found),
                     None => leader.absent(),
                 }
             }
@@ -284,7 +287,7 @@ impl ActionExecutor {
 
     /// The attempt of the unknown record that was found.
     fn unknown(&self) -> Result<AttemptToken, Missing> {
-        needed(self.found.as_ref(), FOUND).map(|(record, _)| record.attempt)
+        needed(self.found.as_ref(), FOUND).map(|found| found.record.attempt)
     }
 
     fn attempt(&self) -> Result<AttemptToken, Missing> {
@@ -350,7 +353,7 @@ impl ActionExecutor {
             Finished::Superseded(Ok(is_superseded)) => {
                 self.answered("supersede", failures);
                 // No reaper sees the lease of an attempt that another takes the place of.
-                let was_in_flight = |(record, _): &(Record, Timestamp)| record.state == State::InFlight;
+                let was_in_flight = |found: &FoundRecord| found.record.state == State::InFlight;
                 if is_superseded && self.attempted.is_none() && self.found.as_ref().is_some_and(was_in_flight) {
                     self.request.iter().for_each(|request| request.state.metrics.lease_expired());
                 }
@@ -416,6 +419,7 @@ impl ActionExecutor {
 
     /// The same of what is asked of the store.
     fn ask_store(&mut self, operation: impl Future<Output = Finished> + Send + 'static) {
+        self.asked = Instant::now();
         let notes = self.request.as_ref().and_then(|request| request.head.notes.as_ref());
         match notes.map(Notes::asks_store) {
             Some(timing) => self.begin_operation(async move {

@@ -380,6 +380,32 @@ async fn a_gate_that_ends_does_not_stay_for_another() {
     check(&waiter.await.unwrap(), "409", "in-flight", None);
 }
 
+/// What a gate read before the answer came says nothing to a request that came after it.
+#[tokio::test(start_paused = true)]
+async fn an_outcome_that_was_unknown_before_a_request_came_is_looked_at_again() {
+    for recovery in [Recovery::Hold, Recovery::Retry] {
+        let pair = pair(Policy { recovery, ..Policy::default() });
+        let first = post(&pair.first);
+        // Nothing renews the lease.
+        sleep(LEASE + Duration::from_secs(1)).await;
+        let slow = Fault::DelayAnswer(Duration::from_millis(1500));
+        let quick = Fault::Delay(Duration::from_millis(1));
+        pair.store.script_for(Operation::Claim, std::iter::once(slow).chain([quick; 50]));
+        let leader = post(&pair.other);
+        sleep(Duration::from_secs(1)).await;
+        pair.answer(OK);
+        check(&first.await.unwrap(), "200", "executed", None);
+        let followers: Vec<_> = (0..50).map(|_| post(&pair.other)).collect();
+        let before = pair.store.calls();
+        for follower in followers {
+            check(&follower.await.unwrap(), "200", "replayed", None);
+        }
+        leader.await.unwrap();
+        assert_eq!(pair.runs(), 1);
+        assert!(pair.store.calls() - before < 10, "{} calls", pair.store.calls() - before);
+    }
+}
+
 /// Requests of all kinds in both gates while one attempt runs: what it answers is what they get.
 #[tokio::test(start_paused = true)]
 async fn many_wait_in_both() {

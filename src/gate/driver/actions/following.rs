@@ -1,9 +1,10 @@
 //! What following another request comes to.
 
 use super::{ActionExecutor, Event, Followed};
-use crate::gate::claim::single_flight::{Follower, LeaderProgress};
+use crate::gate::claim::protected::ProtectedRequest;
+use crate::gate::claim::single_flight::{Follower, FoundRecord, LeaderProgress};
 use crate::http::problem::Problem;
-use crate::idempotency::decide::RunningAttempt;
+use crate::idempotency::decide::{Decision, RunningAttempt};
 
 impl ActionExecutor {
     /// What following another request came to.
@@ -24,10 +25,7 @@ impl ActionExecutor {
                 self.released = Some(released);
                 Followed::Released { is_same: difference.is_none() }
             }
-            Some(LeaderProgress::Found(found)) => {
-                let (record, now) = &*found;
-                Followed::Found { decision: request.decide(record, *now).await?, until: Some(record.until) }
-            }
+            Some(LeaderProgress::Found(found)) => followed_to(request, &found).await?,
             Some(LeaderProgress::Absent) => Followed::Absent,
             Some(LeaderProgress::Asking { .. }) | None => Followed::AskStore,
         })
@@ -41,14 +39,21 @@ impl ActionExecutor {
                 self.released = Some(released);
                 Followed::Released { is_same: true }
             }
-            Some(LeaderProgress::Found(found)) => {
-                let (record, now) = &*found;
-                match request.decide(record, *now).await {
-                    Ok(decision) => Followed::Found { decision, until: Some(record.until) },
-                    Err(problem) => return self.failed(problem),
-                }
-            }
+            Some(LeaderProgress::Found(found)) => match followed_to(request, &found).await {
+                Ok(followed) => followed,
+                Err(problem) => return self.failed(problem),
+            },
             _ => Followed::AskStore,
         })
     }
+}
+
+/// What a record that another request has found means for this one. Read before this request came, it says nothing of an answer
+/// that a client had by then: the store is asked again before anybody hears that the outcome is unknown.
+async fn followed_to(request: &ProtectedRequest, found: &FoundRecord) -> Result<Followed, Problem> {
+    let decision = request.decide(&found.record, found.now).await?;
+    if decision == Decision::Unknown && found.asked < request.began {
+        return Ok(Followed::AskStore);
+    }
+    Ok(Followed::Found { decision, until: Some(found.record.until) })
 }

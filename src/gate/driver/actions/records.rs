@@ -1,6 +1,7 @@
 //! What the store says where it does not just acknowledge.
 
 use super::ActionExecutor;
+use crate::gate::claim::single_flight::FoundRecord;
 use crate::http::problem::Problem;
 use crate::idempotency::decide::Decision;
 use crate::idempotency::protocol::{Event, RecordView, SettleResult};
@@ -22,7 +23,7 @@ impl ActionExecutor {
         }
         let version @ Version { attempt, state, until } = record.version();
         let is_own = state == State::Unknown && self.fresh.as_ref().is_some_and(|fresh| fresh.attempt == attempt);
-        self.found = Some((record, now));
+        self.found = Some(FoundRecord { record, now, asked: self.asked });
         Ok(RecordView { decision, until: Some(until), version, is_own })
     }
 
