@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::config::Postgres as Settings;
 use crate::store::Store;
-use crate::store::postgres::layout::{Database, find};
+use crate::store::postgres::layout::{Database, OwnedTwice, find};
 use crate::store::postgres::{Description, OpenError, Opened, Postgres};
 use crate::store::sharded::layout::{DatabaseId, DatabaseMap, Found, Misfit, fit, follow};
 use crate::store::sharded::{Databases, Sharded};
@@ -49,7 +49,7 @@ struct List {
 pub(super) async fn open(databases: Vec<Settings>, wrap: Wrap, observe: Observe) -> Result<Spread, OpenError> {
     let names: Vec<String> = databases.iter().map(Settings::servers).collect();
     let list = Arc::new(List { databases, names, wrap, observe });
-    let (found, opened) = list.look().await?;
+    let (found, opened) = list.look_twice().await?;
     let routes = fit(&list.names, &found).map_err(|misfit| match misfit {
         Misfit::Unclear { .. } => OpenError::Unreachable(misfit.to_string()),
         other => other.into(),
@@ -81,10 +81,19 @@ pub(super) async fn open(databases: Vec<Settings>, wrap: Wrap, observe: Observe)
 }
 
 impl List {
-    /// What the databases say that can be reached. Fails where one says no, as to a login.
-    async fn look(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
-        let looks = join_all(self.databases.iter().map(|database| find(&database.settings))).await;
-        self.found(looks, |error| matches!(error, OpenError::Unreachable(_)))
+    /// What the databases say that can be reached. Fails where one says no, as to a login, and where two take claims of the same ids.
+    async fn look_twice(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
+        let mut owned_twice = None;
+        loop {
+            let looks = join_all(self.databases.iter().map(|database| find(&database.settings))).await;
+            let reached = looks.iter().zip(&self.names).filter_map(|(look, name)| Some((&**name, look.as_ref().ok()?)));
+            // Records may have moved from one to another between the looks.
+            match OwnedTwice::find(reached) {
+                Some(twice) if owned_twice.as_ref() == Some(&twice) => return Err(twice.into_misfit().into()),
+                Some(twice) => owned_twice = Some(twice),
+                None => return self.found(looks, |error| matches!(error, OpenError::Unreachable(_))),
+            }
+        }
     }
 
     /// The same for a gate that serves: a database that says no, or nothing, is no reason not to use the others.
@@ -160,7 +169,8 @@ impl Databases for List {
 
     async fn routes(&self, ids: &[DatabaseId]) -> Result<DatabaseMap, String> {
         let (found, _) = self.look_again().await.map_err(|error| error.to_string())?;
-        follow(ids, &found).ok_or_else(|| "no database says where records are".to_owned())
+        follow(ids, &found)
+            .ok_or_else(|| "the databases do not say where records are, or contradict each other".to_owned())
     }
 
     fn observed(&self, index: usize, is_up: bool) {
@@ -201,15 +211,19 @@ mod tests {
         }
         let names = both.clone().map(|database| database.servers());
         join(&names, &both.clone().map(|database| database.settings)).await.unwrap();
-        let [one, _] = both;
+        let [one, _] = both.clone();
         let list = list(&[one, named(&server, "nowhere")]);
         let (found, _) = list.look_again().await.unwrap();
         let ids: Vec<DatabaseId> = found[0].as_ref().unwrap().layout.as_ref().unwrap().members.clone();
         assert_eq!(list.routes(&ids).await.unwrap().members, [Some(0), Some(1)]);
         list.open(0).await.unwrap().close().await;
+        // Both take claims of the same ids, as one does that was restored from an older backup.
+        servers::Session::open(&server.url("one")).run("UPDATE oncegate.owned SET beyond = NULL");
+        let both = self::list(&both);
+        assert!(matches!(both.look_twice().await, Err(OpenError::Layout(Misfit::OwnedTwice { .. }))));
         let refused = list.open(1).await.err().unwrap();
         assert!(refused.contains("nowhere"), "{refused}");
         // At a start it is a mistake of the configuration.
-        assert!(matches!(list.look().await, Err(OpenError::Of { .. })));
+        assert!(matches!(list.look_twice().await, Err(OpenError::Of { .. })));
     }
 }

@@ -8,7 +8,9 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::Connector;
 use super::pool::Pool;
+use super::ranges::Range;
 use super::schema::{self, LOCK};
+use super::session::Session;
 use super::{OpenError, Settings, hosts};
 use crate::idempotency::record::Timestamp;
 use crate::store::Error;
@@ -44,6 +46,8 @@ pub struct Database {
     pub(super) has_records: bool,
     /// See the column `number`.
     pub(super) number: Option<i16>,
+    /// The ids that it takes claims for, where it stands in a list.
+    pub(super) owned: Vec<Range>,
 }
 
 /// Looks at a database. Its schema must be there.
@@ -63,33 +67,31 @@ pub async fn find(settings: &Settings) -> Result<Database, OpenError> {
 /// See [`OpenError`].
 pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, OpenError> {
     let mut sessions = Vec::new();
+    let mut looks = Vec::new();
     for settings in databases {
         let session = Connector::new(settings).connect_unchecked().await?;
-        let database = look(session.client()).await?;
-        sessions.push((session, database));
+        looks.push(look(session.client()).await?);
+        sessions.push(session);
     }
-    let members: Vec<DatabaseId> = sessions.iter().map(|(_, database)| database.found.id).collect();
+    let members: Vec<DatabaseId> = looks.iter().map(|database| database.found.id).collect();
     let found = |database: &Database| {
         // Those that stand in no list yet are to be what this one says.
         let layout = database.found.layout.clone().unwrap_or(Layout { members: members.clone(), target: None });
         Some(Found { id: database.found.id, layout: Some(layout) })
     };
-    let all: Vec<_> = sessions.iter().map(|(_, database)| found(database)).collect();
+    let all: Vec<_> = looks.iter().map(found).collect();
     fit(names, &all)?;
-    let (store, secret) = {
-        let first = &sessions[0].1.opened;
-        (first.id, first.secret)
-    };
+    let (store, secret) = (looks[0].opened.id, looks[0].opened.secret);
     // In one order, whatever the list says: of two that make different lists of the same databases, one finds the first
     // taken, and changes nothing.
-    let mut order: Vec<usize> = (0..members.len()).collect();
-    order.sort_by_key(|index| members[*index]);
-    let mut is_changed = false;
-    for index in order {
-        let session = &mut sessions[index].0;
+    let mut order: Vec<(usize, &mut Session)> = sessions.iter_mut().enumerate().collect();
+    order.sort_by_key(|(index, _)| members[*index]);
+    // All of them are held, and no claim is made in one meanwhile, before the first is changed.
+    let mut joining = Vec::new();
+    for (index, session) in order {
         let transaction = session.client_mut().transaction().await.map_err(|error| OpenError::of(&error))?;
-        let sql = |error: tokio_postgres::Error| OpenError::of(&error);
-        transaction.batch_execute(LOCK).await.map_err(sql)?;
+        let hold = format!("{LOCK}; LOCK TABLE oncegate.record, oncegate.delivery IN SHARE ROW EXCLUSIVE MODE");
+        transaction.batch_execute(&hold).await.map_err(|error| OpenError::of(&error))?;
         let database = look(transaction.client()).await?;
         if database.found.layout.is_some() {
             // Another process may have joined it meanwhile.
@@ -102,6 +104,10 @@ pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, Open
             let (name, place, count) = (names[index].clone(), index + 1, members.len());
             return Err(Misfit::Single { name, place, count }.into());
         }
+        joining.push((index, transaction));
+    }
+    let is_changed = !joining.is_empty();
+    for (index, transaction) in joining {
         let from = beginning(index, members.len());
         let to = (index + 1 < members.len()).then(|| beginning(index + 1, members.len()));
         let number = i16::try_from(index).unwrap_or(i16::MAX);
@@ -114,24 +120,60 @@ pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, Open
             (&to, Type::BYTEA),
         ];
         let join = "SELECT oncegate.join_v1($1, $2, $3, NULL, $4, $5, $6)";
-        transaction.query_typed(join, &values).await.map_err(sql)?;
-        transaction.commit().await.map_err(sql)?;
-        is_changed = true;
+        transaction.query_typed(join, &values).await.map_err(|error| OpenError::of(&error))?;
+        transaction.commit().await.map_err(|error| OpenError::of(&error))?;
     }
     Ok(is_changed)
+}
+
+/// Two databases that take claims of the same ids, the name of each, and the first such ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedTwice {
+    one: String,
+    other: String,
+    range: Range,
+}
+
+impl OwnedTwice {
+    /// Looks for two among databases of a store. Records that move between two looks can seem to be owned twice; they do not
+    /// at the next pair of looks.
+    pub fn find<'a>(databases: impl Iterator<Item = (&'a str, &'a Database)>) -> Option<Self> {
+        let mut known: Vec<(&str, Range)> = Vec::new();
+        for (name, database) in databases {
+            for range in &database.owned {
+                for (one, other) in &known {
+                    if let Some(range) = range.and(*other) {
+                        return Some(Self { one: (*one).to_owned(), other: name.to_owned(), range });
+                    }
+                }
+            }
+            known.extend(database.owned.iter().map(|range| (name, *range)));
+        }
+        None
+    }
+
+    /// The misfit that it is.
+    #[must_use]
+    pub fn into_misfit(self) -> Misfit {
+        Misfit::OwnedTwice { one: self.one, other: self.other }
+    }
 }
 
 pub(super) async fn look(client: &Client) -> Result<Database, OpenError> {
     let mut opened = schema::store(client).await?;
     let id = opened.id;
     let question = "SELECT l.store, l.secret, l.members, l.target, l.number,
-            EXISTS (SELECT FROM oncegate.record) OR EXISTS (SELECT FROM oncegate.delivery)
+            EXISTS (SELECT FROM oncegate.record) OR EXISTS (SELECT FROM oncegate.delivery),
+            ARRAY(SELECT o.first FROM oncegate.owned o ORDER BY o.first),
+            ARRAY(SELECT o.beyond FROM oncegate.owned o ORDER BY o.first)
         FROM (SELECT) one LEFT JOIN oncegate.layout l ON true";
     let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;
     let damaged = || OpenError::Failed("the table oncegate.layout has a row that cannot be read".to_owned());
     let has_records = row.get(5);
+    let ends: (Vec<&[u8]>, Vec<Option<&[u8]>>) = (row.get(6), row.get(7));
+    let owned = ends.0.into_iter().zip(ends.1).map(|(first, beyond)| Range::of_row(first, beyond)).collect();
     let Some(store) = row.get::<_, Option<&[u8]>>(0) else {
-        return Ok(Database { found: Found { id, layout: None }, opened, has_records, number: None });
+        return Ok(Database { found: Found { id, layout: None }, opened, has_records, number: None, owned });
     };
     opened.id = store.try_into().map_err(|_| damaged())?;
     opened.secret = row.get::<_, &[u8]>(1).try_into().map_err(|_| damaged())?;
@@ -139,7 +181,7 @@ pub(super) async fn look(client: &Client) -> Result<Database, OpenError> {
     let members = ids(row.get(2))?;
     let target = row.get::<_, Option<Vec<&[u8]>>>(3).map(ids).transpose()?;
     let layout = Some(Layout { members, target });
-    Ok(Database { found: Found { id, layout }, opened, has_records, number: Some(row.get(4)) })
+    Ok(Database { found: Found { id, layout }, opened, has_records, number: Some(row.get(4)), owned })
 }
 
 /// Whether no other database has records of the store, or is about to.

@@ -15,6 +15,7 @@
 //! from there. Of two that do it at once, neither can undo a step of the other, for each is checked where it is done. One that
 //! was stopped for a while does no step in another move than its own: each is done in databases that are held in the move.
 
+mod check;
 mod member;
 
 use std::collections::BTreeSet;
@@ -28,7 +29,7 @@ use super::layout::look;
 use super::ranges::Range;
 use super::session::Parameter;
 use super::{OpenError, Settings};
-use crate::store::sharded::layout::{DatabaseId, Layout, Misfit};
+use crate::store::sharded::layout::{DatabaseId, Misfit};
 
 /// About how many records are handed over at once: for so long, new claims of their ids are refused.
 const PART: u64 = 5_000;
@@ -154,64 +155,13 @@ impl Moving {
         let (from, to) = (ids(&lists.from, &mut members).await?, ids(&lists.to, &mut members).await?);
         let moving = Self { members, lists: Lists { from, to } };
         moving.check()?;
+        moving.check_owners().await?;
         Ok(moving)
-    }
-
-    /// Refuses lists that are not what the databases say.
-    fn check(&self) -> Result<(), OpenError> {
-        for (index, member) in self.members.iter().enumerate() {
-            let is_former = index < self.lists.from.len();
-            let fits = match &member.database.found.layout {
-                Some(Layout { members, target: None }) => {
-                    *members == self.lists.to || is_former && *members == self.lists.from
-                }
-                Some(Layout { members, target: Some(target) }) => {
-                    *members == self.lists.from && *target == self.lists.to
-                }
-                None if is_former => self.lists.from.len() == 1,
-                None => !member.database.has_records,
-            };
-            if !fits {
-                let (flag, list) = if is_former { ("--from", &self.lists.from) } else { ("--to", &self.lists.to) };
-                let found = &member.database.found;
-                let place = list.iter().position(|id| *id == found.id).unwrap_or_default();
-                return Err(Misfit::of_move(member.name.clone(), found, flag, place, list.len()).into());
-            }
-        }
-        Ok(())
-    }
-
-    /// Refuses clocks that differ: a record ends when the clock of its database says so, and would end too early in one that
-    /// is ahead.
-    async fn check_clocks(&self) -> Result<(), OpenError> {
-        let began = Instant::now();
-        let mut clocks: Vec<(i64, &str)> = Vec::new();
-        for member in &self.members {
-            let rows = member.rows("SELECT oncegate.now_v1()").await?;
-            let since = i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX);
-            clocks.push((rows.first().map_or(0, |row| row.get::<_, i64>(0)).saturating_sub(since), &member.name));
-        }
-        match (clocks.iter().min(), clocks.iter().max()) {
-            (Some((behind, one)), Some((ahead, other))) if ahead - behind > MAX_SKEW => {
-                Err(OpenError::Failed(format!(
-                    "the clock of {other} is {} ms ahead of that of {one}: records would expire too early; synchronise the clocks first",
-                    ahead - behind
-                )))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Whether every database knows the next list alone.
     fn is_over(&self) -> bool {
-        self.members.iter().all(|member| {
-            member
-                .database
-                .found
-                .layout
-                .as_ref()
-                .is_some_and(|layout| layout.target.is_none() && layout.members == self.lists.to)
-        })
+        self.members.iter().all(|member| member.knows(&self.lists.to, None))
     }
 
     fn index(&self, id: &DatabaseId) -> Result<usize, OpenError> {

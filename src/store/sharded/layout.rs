@@ -89,6 +89,39 @@ pub enum Misfit {
         /// The length of the list.
         count: usize,
     },
+    /// Two of those that are to move belong to different stores.
+    #[error(
+        "{name} belongs to another store than {first}\n  hint: records move to new databases: name one behind --to that \
+         `oncegate migrate --store` has prepared by itself, without others"
+    )]
+    OtherStore {
+        /// The database.
+        name: String,
+        /// The first one behind `--from`.
+        first: String,
+    },
+    /// One has been moved to, and another knows of no move.
+    #[error(
+        "{name} says that its records have moved to the list behind --to, and {other} knows of no move\n  hint: if {name} is new and \
+         has no records, run `DROP SCHEMA oncegate CASCADE` there and prepare it again; else one of them is an older backup"
+    )]
+    NotOfMove {
+        /// The database.
+        name: String,
+        /// The other.
+        other: String,
+    },
+    /// Two take claims of the same ids.
+    #[error(
+        "{one} and {other} both take requests for the same keys\n  hint: one of them may be an older backup; a request can run in \
+         both, so stop the gates until every database is of the same moment"
+    )]
+    OwnedTwice {
+        /// A database.
+        one: String,
+        /// The other.
+        other: String,
+    },
     /// Which one an unreachable database must be is not known.
     #[error("{name} cannot be reached, and which database it must be is not known while records move")]
     Unclear {
@@ -121,9 +154,7 @@ pub fn fit(names: &[String], found: &[Option<Found>]) -> Result<DatabaseMap, Mis
     let Some(known) = latest(found) else { return Ok(DatabaseMap::default()) };
     let lists = [Some(&known.members), known.target.as_ref()];
     for (index, one, layout) in &layouts {
-        let is_known = lists.iter().flatten().any(|list| **list == layout.members)
-            && layout.target.as_ref().is_none_or(|target| Some(target) == known.target.as_ref());
-        if !is_known {
+        if !known.agrees_with(layout) {
             let listed = describe_place(*index, count, false);
             return Err(Misfit::Differs { name: names[*index].clone(), said: describe(&one.id, layout), listed });
         }
@@ -150,10 +181,25 @@ pub fn fit(names: &[String], found: &[Option<Found>]) -> Result<DatabaseMap, Mis
 }
 
 /// Where records are now, for a gate that serves with a list that fitted when it started: `found` is in the order of `ids`.
-/// Nothing if no database says it.
+/// Nothing if no database says it, or if they contradict each other: one of them may be an older backup. While a list changes, they
+/// may do so for a moment.
 #[must_use]
 pub fn follow(ids: &[DatabaseId], found: &[Option<Found>]) -> Option<DatabaseMap> {
-    latest(found).map(|known| DatabaseMap::of(known, ids))
+    let known = latest(found)?;
+    let agrees = |one: &Found| {
+        let Some(layout) = &one.layout else { return true };
+        // What was removed hears of no later list.
+        !layout.members.contains(&one.id) && layout.target.is_none() || known.agrees_with(layout)
+    };
+    found.iter().flatten().all(agrees).then(|| DatabaseMap::of(known, ids))
+}
+
+impl Layout {
+    /// Whether another database says the same, before a move, during it or after it.
+    fn agrees_with(&self, other: &Self) -> bool {
+        (other.members == self.members || self.target.as_ref() == Some(&other.members))
+            && other.target.as_ref().is_none_or(|target| Some(target) == self.target.as_ref())
+    }
 }
 
 /// What the database says that knows most. They change one after another when a move begins and when it ends: one that
@@ -320,6 +366,20 @@ mod tests {
         let removed = [says(C, &[A, B], None), says(A, &[A, B, [0xd; 16]], None)];
         let members = follow(&[C, A], &removed).map(|routes| routes.members);
         assert_eq!(members, Some(vec![Some(1), None, None]));
+    }
+
+    /// One of them may have been restored from a backup of before the last move.
+    #[test]
+    fn a_gate_that_serves_follows_no_databases_that_contradict_each_other() {
+        let (two, three) = ([A, B], [A, B, C]);
+        let ids = [A, B, C];
+        assert_eq!(follow(&ids, &[says(A, &two, None), says(B, &three, None), says(C, &three, None)]), None);
+        assert_eq!(follow(&ids, &[says(B, &three, None), says(A, &two, None)]), None);
+        let moving = |id| says(id, &two, Some(&three));
+        for found in [[says(A, &two, None), moving(B), moving(C)], [says(A, &three, None), moving(B), moving(C)]] {
+            assert!(follow(&ids, &found).is_some());
+        }
+        assert_eq!(follow(&ids, &[says(A, &[A, C], None), moving(B), moving(C)]), None);
     }
 
     #[test]

@@ -259,6 +259,9 @@ impl Sharded {
     }
 }
 
+/// What a gate that serves with a former list cannot reach.
+const UNNAMED: &str = "a database that [store] url does not name";
+
 /// Some records are out of reach.
 pub(super) fn not_all() -> Error {
     let why = "the store has records in a database that [store] url does not name: they move, or the gate needs the list that \
@@ -462,9 +465,9 @@ impl Store for Sharded {
 
     fn away(&self) -> Vec<Arc<str>> {
         let all = self.all().into_iter();
-        all.filter(|(_, member)| !member.is_up.load(Ordering::Relaxed))
-            .map(|(_, member)| Arc::clone(&member.name))
-            .collect()
+        let silent = all.filter(|(_, member)| !member.is_up.load(Ordering::Relaxed));
+        let unnamed = self.routes.load().is_partial().then(|| UNNAMED.into());
+        silent.map(|(_, member)| Arc::clone(&member.name)).chain(unnamed).collect()
     }
 
     async fn close(&self) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{DatabaseMap, Databases, Sharded};
 use crate::idempotency::record::RecordId;
@@ -20,6 +20,9 @@ pub(super) const LOOK_WHILE_MOVING: Duration = Duration::from_secs(5);
 
 /// The same while none is known to: a gate that has no request with a key is refused nothing, and goes by it all the same.
 pub(super) const LOOK_AT_REST: Duration = Duration::from_secs(30);
+
+/// The time between two warnings of the same fault.
+const REMINDER: Duration = Duration::from_secs(60);
 
 /// Which records have moved, as far as it was noticed: one bit for each of the parts of the ids.
 pub(super) struct Moved([AtomicU64; 64]);
@@ -70,6 +73,7 @@ pub(super) async fn look_where_records_are(
     routes: Arc<ArcSwap<DatabaseMap>>,
     databases: Arc<dyn Databases>,
 ) {
+    let mut reminder = Reminder::default();
     loop {
         let now = routes.load_full();
         let is_moving = now.target.is_some() || now.is_partial();
@@ -77,6 +81,16 @@ pub(super) async fn look_where_records_are(
         let is_refused = timeout(pause, is_moved.notified()).await.is_ok();
         match databases.routes(&now.ids).await {
             Ok(found) => {
+                if found.is_partial() {
+                    if reminder.is_due() {
+                        tracing::warn!(
+                            "records are in a database that [store] url does not name, and requests with their keys get 503: restart \
+                             the gate with the list that the store has now"
+                        );
+                    }
+                } else {
+                    reminder = Reminder::default();
+                }
                 if *now != found {
                     match found.target {
                         Some(_) => tracing::info!("records of the store move to other databases"),
@@ -86,11 +100,30 @@ pub(super) async fn look_where_records_are(
                 }
             }
             Err(error) if !is_refused => tracing::debug!(error, "where records are could not be looked up"),
-            Err(error) => tracing::warn!(
-                error,
-                "a database refuses records as another's: restart the gate with the list that the store has now"
-            ),
+            Err(error) => {
+                if reminder.is_due() {
+                    tracing::warn!(
+                        error,
+                        "a database refuses records as another's: see that no database is an older backup, and restart the gate with \
+                         the list that the store has now"
+                    );
+                }
+            }
         }
         sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// When a fault was warned of last.
+#[derive(Default)]
+struct Reminder(Option<Instant>);
+
+impl Reminder {
+    fn is_due(&mut self) -> bool {
+        let is_due = self.0.is_none_or(|last| last.elapsed() >= REMINDER);
+        if is_due {
+            self.0 = Some(Instant::now());
+        }
+        is_due
     }
 }

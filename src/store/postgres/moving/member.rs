@@ -17,6 +17,7 @@ use crate::store::postgres::ranges::Range;
 use crate::store::postgres::schema::{self, LOCK, LOCK_TIMEOUT};
 use crate::store::postgres::session::{CallError, Parameter, Session};
 use crate::store::postgres::{OpenError, Settings, error};
+use crate::store::sharded::layout::DatabaseId;
 
 /// How often a step is tried that others hold up, and the pause between.
 const TRIES: u32 = 100;
@@ -64,6 +65,12 @@ async fn stage(client: &Client, lists: &Lists) -> Result<Option<Stage>, SqlError
 impl Member {
     fn error(&self, error: &SqlError) -> OpenError {
         OpenError::of_database(&self.name, OpenError::of(error))
+    }
+
+    /// Whether it was found with these lists.
+    pub(super) fn knows(&self, members: &[DatabaseId], target: Option<&[DatabaseId]>) -> bool {
+        let layout = self.database.found.layout.as_ref();
+        layout.is_some_and(|layout| layout.members == members && layout.target.as_deref() == target)
     }
 
     /// Why this process does not go on.

@@ -6,7 +6,7 @@ use crate::store::postgres::Postgres;
 use crate::store::postgres::layout::join;
 use crate::store::postgres::tests::{database, open, settings};
 use crate::store::servers::Database;
-use crate::store::sharded::layout::Found;
+use crate::store::sharded::layout::{Found, Misfit};
 use crate::store::{Error, ErrorKind, Filter, Settlement, Store as _, contract};
 
 /// Two databases that are one store. The first has a record.
@@ -146,4 +146,64 @@ async fn a_store_by_itself_that_became_one_of_two_lists_no_part_of_the_records()
     is_moved(store.resealing().unwrap().beginnings(None, 9).await.unwrap_err());
     is_moved(store.count().await.unwrap_err());
     is_moved(store.changes(Vec::new(), Vec::new()).await.unwrap_err());
+}
+
+fn list(databases: &[&Database]) -> Vec<(String, Settings)> {
+    databases.iter().map(|database| (database.name.clone(), settings(&database.url))).collect()
+}
+
+async fn moved(from: &[&Database], to: &[&Database]) -> Result<(), OpenError> {
+    move_records(&Move { from: list(from), to: list(to), is_preparation: false }, &mut |_| ()).await
+}
+
+/// A database with an id of its own.
+fn another() -> Option<Database> {
+    let database = database()?;
+    database.run("UPDATE oncegate.store SET id = uuid_send(gen_random_uuid())");
+    Some(database)
+}
+
+/// Nothing was moved there: a retry of what the former store has would run again.
+#[tokio::test]
+async fn records_do_not_move_to_databases_that_are_a_store_already() {
+    let (Some([a, b]), Some(c), Some(d)) = (two().await, another(), another()) else { return };
+    join(&[&c, &d].map(|database| database.name.clone()), &[&c, &d].map(|database| settings(&database.url)))
+        .await
+        .unwrap();
+    let Some(single) = another() else { return };
+    for from in [&[&a, &b][..], &[&single]] {
+        let error = moved(from, &[&c, &d]).await.unwrap_err();
+        assert!(matches!(&error, OpenError::Layout(Misfit::OtherStore { name, .. }) if *name == c.name), "{error}");
+    }
+    assert_eq!(standing([&a, &b]), at_first());
+}
+
+/// It may own some ids without the other that has records of them.
+#[tokio::test]
+async fn a_database_that_says_it_is_over_moves_nothing_while_another_knows_of_no_move() {
+    let Some([a, b]) = two().await else { return };
+    // As a backup of before it joined is, and as one was left that was refused in the middle.
+    a.run("DELETE FROM oncegate.layout; DELETE FROM oncegate.owned");
+    let error = moved(&[&a], &[&a, &b]).await.unwrap_err();
+    assert!(matches!(&error, OpenError::Layout(Misfit::NotOfMove { name, .. }) if *name == b.name), "{error}");
+    assert_eq!(a.value("SELECT count(*) FROM oncegate.layout"), "0");
+}
+
+#[tokio::test]
+async fn databases_that_own_the_same_ids_move_nothing() {
+    let Some([a, b]) = two().await else { return };
+    b.run("UPDATE oncegate.owned SET first = '\\x70'");
+    for (from, to) in [([&a, &b], [&b, &a]), ([&a, &b], [&a, &b])] {
+        let error = moved(&from, &to).await.unwrap_err();
+        assert!(matches!(&error, OpenError::Layout(Misfit::OwnedTwice { .. })), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_that_was_removed_may_come_back() {
+    let Some([a, b]) = two().await else { return };
+    moved(&[&a, &b], &[&b]).await.unwrap();
+    assert_eq!(standing([&b, &a]), at_first());
+    moved(&[&b], &[&a, &b]).await.unwrap();
+    assert_eq!(standing([&a, &b]), at_first());
 }
