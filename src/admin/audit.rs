@@ -40,7 +40,7 @@ const MAX_NAMESPACES: usize = 64;
 
 /// A kind of what is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum AuditAction {
     Resolve,
     Purge,
     BulkResolve,
@@ -132,7 +132,7 @@ struct Detail {
     report: Map<String, Value>,
 }
 
-impl Action {
+impl AuditAction {
     pub(super) const ALL: [Self; 13] = [
         Self::Resolve,
         Self::Purge,
@@ -274,22 +274,22 @@ impl Begun<'_> {
 }
 
 impl AuditEvent<'_> {
-    fn action(&self) -> Action {
+    fn action(&self) -> AuditAction {
         match self {
-            Self::Resolve { .. } => Action::Resolve,
-            Self::Purge { .. } => Action::Purge,
-            Self::BulkResolve { .. } => Action::BulkResolve,
-            Self::BulkPurge { .. } => Action::BulkPurge,
-            Self::BulkRetry { .. } => Action::BulkRetry,
-            Self::Reseal => Action::Reseal,
-            Self::Reload => Action::Reload,
-            Self::ReadAnswer { .. } => Action::ReadAnswer,
-            Self::ReadKey { .. } => Action::ReadKey,
-            Self::AcceptIdentityChange { .. } => Action::AcceptIdentityChange,
-            Self::Discard { .. } => Action::Purge,
-            Self::Retry { .. } => Action::Retry,
-            Self::Pause { is_paused: true, .. } => Action::Pause,
-            Self::Pause { is_paused: false, .. } => Action::Resume,
+            Self::Resolve { .. } => AuditAction::Resolve,
+            Self::Purge { .. } => AuditAction::Purge,
+            Self::BulkResolve { .. } => AuditAction::BulkResolve,
+            Self::BulkPurge { .. } => AuditAction::BulkPurge,
+            Self::BulkRetry { .. } => AuditAction::BulkRetry,
+            Self::Reseal => AuditAction::Reseal,
+            Self::Reload => AuditAction::Reload,
+            Self::ReadAnswer { .. } => AuditAction::ReadAnswer,
+            Self::ReadKey { .. } => AuditAction::ReadKey,
+            Self::AcceptIdentityChange { .. } => AuditAction::AcceptIdentityChange,
+            Self::Discard { .. } => AuditAction::Purge,
+            Self::Retry { .. } => AuditAction::Retry,
+            Self::Pause { is_paused: true, .. } => AuditAction::Pause,
+            Self::Pause { is_paused: false, .. } => AuditAction::Resume,
         }
     }
 

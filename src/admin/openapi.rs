@@ -8,7 +8,7 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, ProblemBody, with_body};
-use super::audit::{Action, EntryPage};
+use super::audit::{AuditAction, EntryPage};
 use super::bulk::{ChangeAllBody, Report, ResolveAllBody};
 use super::deliveries::{Page as DeliveryPage, RetryBody, RouteBody, STATES};
 use super::endpoints::{ENDPOINTS, Endpoint, Resource};
@@ -255,7 +255,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
             Operation::read("resealRecords", summary, schemas.of::<ResealReport>()).with(vec![after]).taking(nothing())
         }
         Resource::Audit => {
-            let action = json!({ "enum": Action::ALL.map(Action::as_str) });
+            let action = json!({ "enum": AuditAction::ALL.map(AuditAction::as_str) });
             let by = json!({ "type": "string", "minLength": 1, "maxLength": 128 });
             let record = record_id();
             let own = [

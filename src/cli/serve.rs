@@ -439,7 +439,7 @@ async fn keep_asking(current: Current<Gate>, mut stop: watch::Receiver<bool>) {
 
 async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signals: &mut Signals) {
     let over = async {
-        if timeout(patience, signals.stop()).await.is_ok() {
+        if timeout(patience, signals.stop_again()).await.is_ok() {
             tracing::warn!(running = gate.running(), "stop signal during the drain: exiting now");
         }
     };

@@ -105,9 +105,17 @@ pub(super) fn read(root: &Table<'_>, max_headers: usize) -> Upstreams {
         if let Err(wrong) = name_of(key) {
             node.report(wrong);
         }
+        let is_setting = Keys::KEYS.iter().any(|known| known.name == key);
+        let upstream = Table::open(node.clone(), Keys::SECTION);
+        // A value in the place of a table is an upstream's URL.
+        if is_setting && upstream.get("url").is_some_and(|url| !url.text().is_ok_and(|url| url.contains(':'))) {
+            let wrong = Wrong::new(format!("`{key}` is a setting of one upstream, and not an upstream"));
+            node.report(wrong.hint("write it under [upstreams.NAME], beside the url of that upstream"));
+            continue;
+        }
         let name: Arc<str> = key.into();
         upstreams.names.push(Arc::clone(&name));
-        if let Some((settings, keys)) = one(name, &Table::open(node, Keys::SECTION), max_headers) {
+        if let Some((settings, keys)) = one(name, &upstream, max_headers) {
             upstreams.settings.push(settings);
             printed.insert(key, keys);
         }

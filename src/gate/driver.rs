@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::admission::admit::{Admission, Candidate, Refusal, Step, Unprotected};
 use super::admission::jwt::unverified;
-use super::admission::preflight::Preflight;
+use super::admission::preflight::{Preflight, announced};
 use super::answer::{Client, CrossOrigin, Reply};
 use super::claim::protected::{ProtectedRequest, identify, read_back};
 use super::driver::actions::ActionExecutor;
@@ -75,7 +75,7 @@ impl Gate {
                 let options = ForwardOptions::unrouted(self, &head);
                 // A preflight goes where the request that it announces would.
                 let preflight = Preflight::of(&self.router, &head);
-                let upstream = preflight.as_ref().map(|preflight| preflight.route.upstream);
+                let upstream = announced(&self.router, &head).map(|(route, _)| route.upstream);
                 let reply = match upstream.or(self.settings.default_upstream) {
                     Some(index) => pass::forward(self, &self.upstreams[index], head, body, options).await,
                     None => options.problem(pass::no_route(&head)),

@@ -5,7 +5,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
-use super::settle::Action;
+use super::settle::OutcomeAction;
 
 /// How a call ended.
 pub const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -120,7 +120,7 @@ impl Status {
     /// an effect is released, and what is an answer is stored. But statuses that libraries and proxies give of themselves
     /// hold, because the gate cannot tell those from a server's own (`statuscodes.md`): a call that was cut off in the middle
     /// (`UNAVAILABLE` too), and an answer that was too large to be sent when its effect was there (`RESOURCE_EXHAUSTED`).
-    pub(super) fn default_action(self) -> Action {
+    pub(super) fn default_action(self) -> OutcomeAction {
         match self {
             Self::Ok
             | Self::InvalidArgument
@@ -129,9 +129,9 @@ impl Status {
             | Self::PermissionDenied
             | Self::FailedPrecondition
             | Self::Aborted
-            | Self::OutOfRange => Action::Store,
+            | Self::OutOfRange => OutcomeAction::Store,
             // 501 and 401.
-            Self::Unimplemented | Self::Unauthenticated => Action::Release,
+            Self::Unimplemented | Self::Unauthenticated => OutcomeAction::Release,
             // 504, 499, 429, 503, and the others of 500.
             Self::DeadlineExceeded
             | Self::Cancelled
@@ -139,7 +139,7 @@ impl Status {
             | Self::Unavailable
             | Self::Unknown
             | Self::Internal
-            | Self::DataLoss => Action::Hold,
+            | Self::DataLoss => OutcomeAction::Hold,
         }
     }
 }

@@ -15,11 +15,11 @@ use super::key::Key;
 use super::policy::Policy;
 use super::record::{AttemptToken, Record, State, Timestamp};
 use super::recovery::{Probe, ProbePath, Recovery};
-use super::settle::{Action, Control, Ending, Outcomes, Verdict, settle, settle_again};
+use super::settle::{Control, Ending, OutcomeAction, Outcomes, Verdict, settle, settle_again};
 
 fn policy() -> impl Strategy<Value = Policy> {
-    let action = || prop::sample::select(&[Action::Store, Action::Release, Action::Hold][..]);
-    let transport = || prop::option::of(prop::sample::select(&[Action::Release, Action::Hold][..]));
+    let action = || prop::sample::select(&[OutcomeAction::Store, OutcomeAction::Release, OutcomeAction::Hold][..]);
+    let transport = || prop::option::of(prop::sample::select(&[OutcomeAction::Release, OutcomeAction::Hold][..]));
     let outcomes = (
         prop::collection::btree_map(200..600u16, action(), 0..20),
         prop::collection::btree_map(2..6u16, action(), 0..4),
@@ -193,13 +193,13 @@ proptest! {
         let answered = matches!(ending, Ending::Answered(_) | Ending::Called(_));
         let by_policy = policy.outcomes.action(ending);
         match verdict {
-            Verdict::Release => prop_assert!((answered && control.release) || by_policy == Action::Release),
+            Verdict::Release => prop_assert!((answered && control.release) || by_policy == OutcomeAction::Release),
             Verdict::Complete { ttl, keep_body } => {
                 prop_assert!(answered && !control.release);
                 prop_assert_eq!(ttl, control.ttl.unwrap_or(policy.ttl));
                 prop_assert_eq!(keep_body, !control.no_store);
             }
-            Verdict::Hold => prop_assert!(by_policy == Action::Hold && !(answered && (control.release || control.no_store))),
+            Verdict::Hold => prop_assert!(by_policy == OutcomeAction::Hold && !(answered && (control.release || control.no_store))),
         }
         if !answered {
             prop_assert_eq!(verdict, settle(&policy, ending, &Control::default(), None), "no control header was present");

@@ -29,7 +29,7 @@ pub enum Ending {
 
 /// What `outcomes` can say of an ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum OutcomeAction {
     /// Keep the answer and replay it.
     Store,
     /// Forget the key: a retry runs again.
@@ -42,17 +42,17 @@ pub enum Action {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcomes {
     /// By exact status.
-    pub status: BTreeMap<u16, Action>,
+    pub status: BTreeMap<u16, OutcomeAction>,
     /// By class: 2 for `2xx` up to 5 for `5xx`.
-    pub class: BTreeMap<u16, Action>,
+    pub class: BTreeMap<u16, OutcomeAction>,
     /// By the status of a gRPC call.
-    pub grpc: BTreeMap<Status, Action>,
+    pub grpc: BTreeMap<Status, OutcomeAction>,
     /// `unreachable`; never `Store`.
-    pub unreachable: Option<Action>,
+    pub unreachable: Option<OutcomeAction>,
     /// `timeout`; never `Store`.
-    pub timeout: Option<Action>,
+    pub timeout: Option<OutcomeAction>,
     /// `broken`; never `Store`.
-    pub broken: Option<Action>,
+    pub broken: Option<OutcomeAction>,
 }
 
 /// What the upstream said in `Idempotency-Control`.
@@ -87,7 +87,7 @@ pub enum Verdict {
 /// Decides what an attempt's ending does to its record. `control` counts only where the upstream answered, and what
 /// `outcomes_body` says of the answer, `by_body`, only where it answered no gRPC call, which has a status of its own.
 #[must_use]
-pub fn settle(policy: &Policy, ending: Ending, control: &Control, by_body: Option<Action>) -> Verdict {
+pub fn settle(policy: &Policy, ending: Ending, control: &Control, by_body: Option<OutcomeAction>) -> Verdict {
     let complete = |keep_body| Verdict::Complete { ttl: control.ttl.unwrap_or(policy.ttl), keep_body };
     if let Ending::Answered(_) | Ending::Called(_) = ending {
         if control.release {
@@ -99,9 +99,9 @@ pub fn settle(policy: &Policy, ending: Ending, control: &Control, by_body: Optio
     }
     let by_body = by_body.filter(|_| matches!(ending, Ending::Answered(_)));
     match by_body.unwrap_or_else(|| policy.outcomes.action(ending)) {
-        Action::Store => complete(true),
-        Action::Release => Verdict::Release,
-        Action::Hold => Verdict::Hold,
+        OutcomeAction::Store => complete(true),
+        OutcomeAction::Release => Verdict::Release,
+        OutcomeAction::Hold => Verdict::Hold,
     }
 }
 
@@ -109,7 +109,7 @@ pub fn settle(policy: &Policy, ending: Ending, control: &Control, by_body: Optio
 /// nothing is released unless the upstream asks for it, and a conflict, by which upstreams that honour keys say that the earlier
 /// request is in progress, is no answer to it unless the configuration keeps it.
 #[must_use]
-pub fn settle_again(policy: &Policy, ending: Ending, control: &Control, by_body: Option<Action>) -> Verdict {
+pub fn settle_again(policy: &Policy, ending: Ending, control: &Control, by_body: Option<OutcomeAction>) -> Verdict {
     let is_answered = matches!(ending, Ending::Answered(_) | Ending::Called(_));
     let is_settled_by_name = control.no_store || by_body.is_some() || policy.outcomes.names(ending);
     match settle(policy, ending, control, by_body) {
@@ -143,7 +143,7 @@ impl Ending {
     }
 }
 
-impl Action {
+impl OutcomeAction {
     /// The word for it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -177,7 +177,7 @@ impl Outcomes {
     /// # Errors
     /// The problem, for the author of the configuration.
     pub fn insert(&mut self, entry: &str, action: &str) -> Result<(), String> {
-        let action = Action::parse(action)?;
+        let action = OutcomeAction::parse(action)?;
         let transport = match entry {
             "unreachable" => &mut self.unreachable,
             "timeout" => &mut self.timeout,
@@ -191,7 +191,7 @@ impl Outcomes {
                 return Ok(());
             }
         };
-        if action == Action::Store {
+        if action == OutcomeAction::Store {
             return Err(format!("`{entry}` has no answer to store: use `release` or `hold`"));
         }
         *transport = Some(action);
@@ -201,17 +201,17 @@ impl Outcomes {
     /// The rule: the most specific entry decides, and where two are equally specific, the configured one before
     /// the default. So `429` stays released under `"4xx" = "store"`, and is stored under `"429" = "store"`.
     #[must_use]
-    pub fn action(&self, ending: Ending) -> Action {
+    pub fn action(&self, ending: Ending) -> OutcomeAction {
         // What did not answer has nothing to store.
-        let without_answer = |action: Option<Action>, default| match action {
-            Some(Action::Store) => Action::Hold,
+        let without_answer = |action: Option<OutcomeAction>, default| match action {
+            Some(OutcomeAction::Store) => OutcomeAction::Hold,
             Some(action) => action,
             None => default,
         };
         match ending {
-            Ending::Unreachable => without_answer(self.unreachable, Action::Release),
-            Ending::Timeout => without_answer(self.timeout, Action::Hold),
-            Ending::Broken => without_answer(self.broken, Action::Hold),
+            Ending::Unreachable => without_answer(self.unreachable, OutcomeAction::Release),
+            Ending::Timeout => without_answer(self.timeout, OutcomeAction::Hold),
+            Ending::Broken => without_answer(self.broken, OutcomeAction::Hold),
             // An entry for an HTTP status says nothing of a call: nearly every call has 200.
             Ending::Called(status) => self.grpc.get(&status).copied().unwrap_or_else(|| status.default_action()),
             Ending::Answered(status) => {
@@ -255,22 +255,22 @@ impl Control {
 }
 
 /// The statuses that a class's default does not suit.
-fn default_of_status(status: u16) -> Option<Action> {
+fn default_of_status(status: u16) -> Option<OutcomeAction> {
     match status {
         // The request was refused before it had an effect, and may succeed later.
-        401 | 407 | 408 | 425 | 429 => Some(Action::Release),
+        401 | 407 | 408 | 425 | 429 => Some(OutcomeAction::Release),
         // A gateway behind us cannot tell either.
-        502 | 504 => Some(Action::Hold),
+        502 | 504 => Some(OutcomeAction::Hold),
         _ => None,
     }
 }
 
-fn default_of_class(class: u16) -> Action {
+fn default_of_class(class: u16) -> OutcomeAction {
     match class {
-        2..=4 => Action::Store,
-        5 => Action::Release,
+        2..=4 => OutcomeAction::Store,
+        5 => OutcomeAction::Release,
         // Not a final answer of HTTP.
-        _ => Action::Hold,
+        _ => OutcomeAction::Hold,
     }
 }
 
@@ -395,12 +395,12 @@ mod tests {
             assert_eq!(outcomes.insert(entry, action), Ok(()));
         }
         let expected = Outcomes {
-            status: BTreeMap::from([(429, Action::Store)]),
-            class: BTreeMap::from([(5, Action::Hold)]),
-            grpc: BTreeMap::from([(Status::Unavailable, Action::Store), (Status::Ok, Action::Release)]),
-            unreachable: Some(Action::Hold),
-            timeout: Some(Action::Release),
-            broken: Some(Action::Release),
+            status: BTreeMap::from([(429, OutcomeAction::Store)]),
+            class: BTreeMap::from([(5, OutcomeAction::Hold)]),
+            grpc: BTreeMap::from([(Status::Unavailable, OutcomeAction::Store), (Status::Ok, OutcomeAction::Release)]),
+            unreachable: Some(OutcomeAction::Hold),
+            timeout: Some(OutcomeAction::Release),
+            broken: Some(OutcomeAction::Release),
         };
         assert_eq!(outcomes, expected);
     }
@@ -449,7 +449,7 @@ mod tests {
         }
         let mut outcomes = Outcomes::default();
         outcomes.insert("2xx", "hold").unwrap();
-        assert_eq!(outcomes.action(Ending::Called(Status::Ok)), Action::Store);
+        assert_eq!(outcomes.action(Ending::Called(Status::Ok)), OutcomeAction::Store);
         let release = Control { release: true, ..Control::default() };
         assert_eq!(settle(&Policy::default(), Ending::Called(Status::Internal), &release, None), Verdict::Release);
     }
@@ -459,26 +459,26 @@ mod tests {
         let policy = Policy::default();
         let verdict = |ending, control: &Control, by_body| settle(&policy, ending, control, Some(by_body));
         let none = Control::default();
-        assert_eq!(verdict(Ending::Answered(200), &none, Action::Release), Verdict::Release);
-        assert_eq!(verdict(Ending::Answered(200), &none, Action::Hold), Verdict::Hold);
+        assert_eq!(verdict(Ending::Answered(200), &none, OutcomeAction::Release), Verdict::Release);
+        assert_eq!(verdict(Ending::Answered(200), &none, OutcomeAction::Hold), Verdict::Hold);
         let stored = Verdict::Complete { ttl: policy.ttl, keep_body: true };
-        assert_eq!(verdict(Ending::Answered(502), &none, Action::Store), stored);
+        assert_eq!(verdict(Ending::Answered(502), &none, OutcomeAction::Store), stored);
         let no_store = Control { no_store: true, ..Control::default() };
         let tombstone = Verdict::Complete { ttl: policy.ttl, keep_body: false };
-        assert_eq!(verdict(Ending::Answered(200), &no_store, Action::Release), tombstone);
+        assert_eq!(verdict(Ending::Answered(200), &no_store, OutcomeAction::Release), tombstone);
         let release = Control { release: true, ..Control::default() };
-        assert_eq!(verdict(Ending::Answered(200), &release, Action::Store), Verdict::Release);
+        assert_eq!(verdict(Ending::Answered(200), &release, OutcomeAction::Store), Verdict::Release);
         // What did not answer, or has a status of its own, has no body to be judged by.
-        assert_eq!(verdict(Ending::Called(Status::Ok), &none, Action::Release), stored);
-        assert_eq!(verdict(Ending::Timeout, &none, Action::Store), Verdict::Hold);
+        assert_eq!(verdict(Ending::Called(Status::Ok), &none, OutcomeAction::Release), stored);
+        assert_eq!(verdict(Ending::Timeout, &none, OutcomeAction::Store), Verdict::Hold);
     }
 
     #[test]
     fn what_did_not_answer_is_never_stored() {
-        let store = Some(Action::Store);
+        let store = Some(OutcomeAction::Store);
         let outcomes = Outcomes { unreachable: store, timeout: store, broken: store, ..Outcomes::default() };
         for ending in [Ending::Unreachable, Ending::Timeout, Ending::Broken] {
-            assert_eq!(outcomes.action(ending), Action::Hold);
+            assert_eq!(outcomes.action(ending), OutcomeAction::Hold);
         }
     }
 }

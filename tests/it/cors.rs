@@ -273,6 +273,23 @@ fn scripts_read_how_much_of_a_quota_is_left() {
     assert_eq!(exposed, [EXPOSED.as_bytes(), b"ratelimit", b"ratelimit-policy"]);
 }
 
+/// It has no route of its own: its path may be that of a service, and the upstream for the rest may be another.
+#[test]
+fn a_preflight_goes_where_the_request_that_it_announces_would() {
+    let upstream = Upstream::start(|_| Reply::ok("the rest"));
+    let other = Upstream::start(|_| Reply::ok("orders"));
+    let plan = Gate::before(&upstream).routes(&format!(
+        "[upstreams.orders]\nurl = \"{}\"\n[[routes]]\nname = \"orders\"\nmethods = [\"POST\"]\npath = \"/orders\"\n\
+         upstream = \"orders\"\n",
+        other.url()
+    ));
+    let gate = plan.start();
+    let asked = |path: &str, method: &str| preflight(path, SHOP, method, "idempotency-key").send(&gate).text();
+    assert_eq!(asked("/orders", "POST"), "orders");
+    assert_eq!((asked("/orders", "GET"), asked("/other", "POST")), ("the rest".to_owned(), "the rest".to_owned()));
+    assert_eq!(Request::new("OPTIONS", "/orders").header("Origin", SHOP).send(&gate).text(), "the rest");
+}
+
 #[test]
 fn a_preflight_is_completed_where_a_route_takes_it_too() {
     let upstream = Upstream::start(|_| Reply::status("404 Not Found", "what?"));

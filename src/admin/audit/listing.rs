@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::Action;
+use super::AuditAction;
 use crate::admin::State;
 use crate::admin::access::Principal;
 use crate::admin::answer::{Answer, Kind, Problem, json};
@@ -86,8 +86,8 @@ impl Query {
             match name {
                 "since" => filter.since = Some(parse_since(&value).map_err(|wrong| bad(name, wrong))?),
                 "action" => {
-                    let action = Action::ALL.map(Action::as_str).into_iter().find(|action| *action == value);
-                    let words = || Action::ALL.map(Action::as_str).join(", ");
+                    let action = AuditAction::ALL.map(AuditAction::as_str).into_iter().find(|action| *action == value);
+                    let words = || AuditAction::ALL.map(AuditAction::as_str).join(", ");
                     filter.action =
                         Some(action.ok_or_else(|| bad(name, &format!("must be one of: {}", words())))?.into());
                 }

@@ -139,13 +139,11 @@ impl Report<'_> {
         match upstream {
             Ok(index) => {
                 self.upstream(*index);
-                match self.explanation.preflight {
-                    Some(_) => self
-                        .line("protected", "no: a preflight is forwarded to the upstream of the request it announces"),
-                    None => {
-                        self.line("protected", "no: what matches no route is forwarded as it is, to default_upstream")
-                    }
-                }
+                let why = match self.explanation.is_preflight {
+                    true => "no: a preflight is forwarded to the upstream of the request it announces",
+                    false => "no: what matches no route is forwarded as it is",
+                };
+                self.line("protected", why);
             }
             Err(problem) => self.answer(problem, None),
         }

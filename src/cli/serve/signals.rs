@@ -1,10 +1,15 @@
 //! The signals that the process minds.
 
 use std::future::pending;
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
 
 use super::watched_file::WatchedFile;
+
+/// Signals to stop that come this soon after one are the same instruction.
+const ONE_INSTRUCTION: Duration = Duration::from_millis(50);
 
 /// The signals that the process minds.
 pub(in crate::cli) struct Signals {
@@ -65,11 +70,44 @@ impl Signals {
             }
         }
     }
+
+    /// Waits for one more instruction to stop. What signals a process and then its group, as `timeout` does, gives one
+    /// instruction by two signals.
+    pub(super) async fn stop_again(&mut self) {
+        another(async || self.stop().await).await;
+    }
 }
 
 async fn change(watched: &mut Option<WatchedFile>) {
     match watched {
         Some(file) => file.changed().await,
         None => pending().await,
+    }
+}
+
+/// Waits for a signal that is not part of the instruction which came just before.
+async fn another(mut signal: impl AsyncFnMut()) {
+    let before = Instant::now();
+    loop {
+        signal().await;
+        if before.elapsed() >= ONE_INSTRUCTION {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn signals_at_the_same_time_are_one_instruction() {
+        let (began, mut count) = (Instant::now(), 0);
+        another(async || {
+            count += 1;
+            tokio::time::sleep(ONE_INSTRUCTION.mul_f64(0.4)).await;
+        })
+        .await;
+        assert_eq!((count, began.elapsed()), (3, ONE_INSTRUCTION.mul_f64(1.2)));
     }
 }

@@ -15,7 +15,7 @@ use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, Seal, StoreFailure};
 use crate::idempotency::recovery::Recovery;
 use crate::idempotency::scope::Scope;
-use crate::idempotency::settle::{Action, Ending, Outcomes};
+use crate::idempotency::settle::{Ending, OutcomeAction, Outcomes};
 use crate::route::Route;
 use crate::telemetry::logs::{Format, STRUCTURED};
 
@@ -411,8 +411,8 @@ fn show_part(part: &str) -> String {
 
 /// What becomes of a key whose request the upstream answers with a 5xx.
 fn show_server_errors(outcomes: &Outcomes) -> String {
-    const ACTIONS: [Action; 3] = [Action::Release, Action::Hold, Action::Store];
-    let statuses_with = |action: Action| {
+    const ACTIONS: [OutcomeAction; 3] = [OutcomeAction::Release, OutcomeAction::Hold, OutcomeAction::Store];
+    let statuses_with = |action: OutcomeAction| {
         let ends_so = move |status: &u16| outcomes.action(Ending::Answered(*status)) == action;
         (500..=599).filter(ends_so).collect::<Vec<u16>>()
     };
@@ -421,19 +421,19 @@ fn show_server_errors(outcomes: &Outcomes) -> String {
     by_action.sort_by_key(|(_, statuses)| std::cmp::Reverse(statuses.len()));
     let [(usual, _), exceptions @ ..] = &by_action;
     let mut shown = match usual {
-        Action::Release => "frees the key: a retry runs again",
-        Action::Hold => "holds the key: the outcome is unknown",
-        Action::Store => "is kept: a retry gets it again",
+        OutcomeAction::Release => "frees the key: a retry runs again",
+        OutcomeAction::Hold => "holds the key: the outcome is unknown",
+        OutcomeAction::Store => "is kept: a retry gets it again",
     }
     .to_owned();
     for (action, statuses) in exceptions.iter().filter(|(_, statuses)| !statuses.is_empty()) {
         let verb = match (action, &statuses[..]) {
-            (Action::Release, [_]) => "frees it",
-            (Action::Release, _) => "free it",
-            (Action::Hold, [_]) => "holds it: the outcome is unknown",
-            (Action::Hold, _) => "hold it: the outcome is unknown",
-            (Action::Store, [_]) => "is kept",
-            (Action::Store, _) => "are kept",
+            (OutcomeAction::Release, [_]) => "frees it",
+            (OutcomeAction::Release, _) => "free it",
+            (OutcomeAction::Hold, [_]) => "holds it: the outcome is unknown",
+            (OutcomeAction::Hold, _) => "hold it: the outcome is unknown",
+            (OutcomeAction::Store, [_]) => "is kept",
+            (OutcomeAction::Store, _) => "are kept",
         };
         let listed: Vec<String> = statuses.iter().take(MOST_STATUSES).map(u16::to_string).collect();
         let more = match statuses.len().saturating_sub(MOST_STATUSES) {

@@ -7,7 +7,7 @@ use crate::config::declare::{Inner, Section};
 use crate::config::kinds::{Kind, Shape, Toml};
 use crate::config::node::{Node, Table, Wrong};
 use crate::idempotency::grpc;
-use crate::idempotency::settle::{Action, Ending, Outcomes};
+use crate::idempotency::settle::{Ending, OutcomeAction, Outcomes};
 
 const SECTION: &Section = &Section { name: "outcomes", about: &[], groups: &[] };
 
@@ -21,11 +21,11 @@ pub(super) fn outcomes() -> Kind<Outcomes> {
 }
 
 fn shape() -> Shape {
-    let actions = |actions: &[Action]| -> Shape {
+    let actions = |actions: &[OutcomeAction]| -> Shape {
         json!({ "type": "string", "enum": actions.iter().map(|action| action.as_str()).collect::<Vec<_>>() })
     };
-    let all = actions(&[Action::Store, Action::Release, Action::Hold]);
-    let without_answer = actions(&[Action::Release, Action::Hold]);
+    let all = actions(&[OutcomeAction::Store, OutcomeAction::Release, OutcomeAction::Hold]);
+    let without_answer = actions(&[OutcomeAction::Release, OutcomeAction::Hold]);
     let properties = defaults().into_iter().map(|(entry, action)| {
         // What did not answer has nothing to store.
         let has_answer = entry.as_bytes()[0].is_ascii_digit() || entry.starts_with("grpc:");
@@ -55,14 +55,14 @@ fn print(outcomes: &Outcomes) -> Toml {
 
 /// Every entry that an ending is settled by where nothing is configured: classes, the statuses that differ from their
 /// class, the gRPC statuses that are not stored, and endings without an answer.
-fn defaults() -> Vec<(String, Action)> {
+fn defaults() -> Vec<(String, OutcomeAction)> {
     let action = |ending| Outcomes::default().action(ending);
     let class = |status: u16| action(Ending::Answered(status / 100 * 100 + 99));
     let classes = (2..=5).map(|first| (format!("{first}xx"), class(first * 100)));
     let statuses = (200..600).map(|status| (status, action(Ending::Answered(status))));
     let statuses = statuses.filter(|(status, action)| *action != class(*status));
     let calls = grpc::Status::ALL.into_iter().map(|status| (status, action(Ending::Called(status))));
-    let calls = calls.filter(|(_, action)| *action != Action::Store);
+    let calls = calls.filter(|(_, action)| *action != OutcomeAction::Store);
     let transport = [("unreachable", Ending::Unreachable), ("timeout", Ending::Timeout), ("broken", Ending::Broken)];
     classes
         .chain(statuses.map(|(status, action)| (status.to_string(), action)))

@@ -9,7 +9,7 @@ use crate::config::declare::{Inner, Keys as _, keys};
 use crate::config::kinds::{Kind, Toml, list, text, whole, words};
 use crate::config::node::{Node, Wrong};
 use crate::idempotency::fingerprint::Pointer;
-use crate::idempotency::settle::{Action, BodyOutcomes, BodyRule, Number, Scalar};
+use crate::idempotency::settle::{BodyOutcomes, BodyRule, Number, OutcomeAction, Scalar};
 
 keys! {
     /// A rule of `outcomes_body`
@@ -22,8 +22,8 @@ keys! {
         /// value that is null or missing never matches.
         equals: Option<Scalar> = None => scalar().optional(), Required("true");
         /// What the end of the attempt does then: "store", "release" or "hold", as in `outcomes`.
-        then: Option<Action> = None => words(&[
-            ("store", Action::Store), ("release", Action::Release), ("hold", Action::Hold),
+        then: Option<OutcomeAction> = None => words(&[
+            ("store", OutcomeAction::Store), ("release", OutcomeAction::Release), ("hold", OutcomeAction::Hold),
         ]).optional(), Required("\"release\"");
     }
 }

@@ -15,7 +15,7 @@ use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy, StoreFailure};
 use crate::idempotency::recovery::{Probe, Recovery};
 use crate::idempotency::scope::ScopePart;
-use crate::idempotency::settle::Action;
+use crate::idempotency::settle::OutcomeAction;
 use crate::route::Route;
 
 /// Headers with a value for each request, by their last words: `request-id` is `X-Request-Id` too.
@@ -114,15 +114,16 @@ pub(super) fn on_keys(table: &Table<'_>, route: &str, policy: &Policy) {
 /// Advises against a release where the upstream may have done its work.
 pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
     let is_success = |status: &u16| (200..300).contains(status);
-    let exact = policy.outcomes.status.iter().any(|(status, action)| is_success(status) && *action == Action::Release);
-    if exact || policy.outcomes.class.get(&2) == Some(&Action::Release) {
+    let exact =
+        policy.outcomes.status.iter().any(|(status, action)| is_success(status) && *action == OutcomeAction::Release);
+    if exact || policy.outcomes.class.get(&2) == Some(&OutcomeAction::Release) {
         table.advise(
             "outcomes",
             format!("route `{route}` releases the key of a success: each retry of a request that succeeded runs again"),
         );
     }
     for (word, action) in [("timeout", policy.outcomes.timeout), ("broken", policy.outcomes.broken)] {
-        if action == Some(Action::Release) {
+        if action == Some(OutcomeAction::Release) {
             table.advise(
                 "outcomes",
                 format!(
@@ -134,13 +135,32 @@ pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
     }
 }
 
+/// Advises against deliveries that go on after an attempt which may have taken effect. A route that says what its 5xx mean is left
+/// alone.
+pub(super) fn on_deliveries(table: &Table<'_>, route: &str, policy: &Policy) {
+    let outcomes = &policy.outcomes;
+    let is_said = outcomes.class.contains_key(&5) || outcomes.status.range(500..600).next().is_some();
+    if policy.accepts() && !is_said {
+        let key = if policy.mode == Mode::Accept { "mode" } else { "async" };
+        let message = format!("route `{route}` accepts requests, and delivers one again by itself after an answer 5xx");
+        table.advise(
+            key,
+            format!(
+                "{message}: if the upstream may have done its work by then, write outcomes = {{ \"5xx\" = \"hold\" }}; if it never \
+                 has, write \"release\" there"
+            ),
+        );
+    }
+}
+
 /// What libraries and proxies make of a call that was cut off, too: the service may have done its work.
 const CUT_OFF: [Status; 5] =
     [Status::Cancelled, Status::Unknown, Status::DeadlineExceeded, Status::Internal, Status::DataLoss];
 
 /// The same of calls.
 pub(super) fn on_calls(table: &Table<'_>, route: &str, policy: &Policy) {
-    for status in CUT_OFF.into_iter().filter(|status| policy.outcomes.grpc.get(status) == Some(&Action::Release)) {
+    for status in CUT_OFF.into_iter().filter(|status| policy.outcomes.grpc.get(status) == Some(&OutcomeAction::Release))
+    {
         let name = status.name();
         table.advise(
             "outcomes",

@@ -17,6 +17,26 @@ fn advised(text: &str, key: &str) -> Vec<String> {
     about.map(|advice| advice.to_string()).collect()
 }
 
+/// The gate delivers a request again by itself: no client decides that an answer 5xx means that nothing was done.
+#[test]
+fn a_route_that_accepts_requests_is_to_say_what_its_5xx_mean() {
+    let advised = |keys: &str| {
+        let store = "[store]\nurl = \"sqlite:/tmp/gate.db\"\n";
+        let route = format!("[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nscope = [\"host\"]\n{keys}\n");
+        let mut about = advice(&format!("{store}{APP}{route}")).into_iter();
+        about.find(|advice| advice.message.contains("after an answer 5xx")).map(|advice| advice.key)
+    };
+    assert_eq!(advised("mode = \"accept\"").as_deref(), Some("routes[0].mode"));
+    assert_eq!(advised("async = \"allow\"").as_deref(), Some("routes[0].async"));
+    for keys in [
+        "mode = \"protect\"",
+        "mode = \"accept\"\noutcomes.5xx = \"release\"",
+        "mode = \"accept\"\noutcomes.500 = \"hold\"",
+    ] {
+        assert_eq!(advised(keys), None, "{keys}");
+    }
+}
+
 #[test]
 fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
     let store = "[store]\nurl = \"sqlite:/tmp/gate.db\"\n";

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_MAX_AGE,
-    ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD,
+    ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, ORIGIN,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 
@@ -31,15 +31,20 @@ pub(in crate::gate) struct Preflight {
     headers: Vec<HeaderValue>,
 }
 
+/// The route of the request that a preflight announces, and its method. Nothing for any other request.
+pub(in crate::gate) fn announced<'a>(router: &'a Router, head: &'a Head) -> Option<(&'a Arc<Route>, &'a HeaderValue)> {
+    if head.method != Method::OPTIONS || !head.headers.contains_key(ORIGIN) {
+        return None;
+    }
+    let method = head.headers.get(ACCESS_CONTROL_REQUEST_METHOD)?;
+    let announced = Method::from_bytes(method.as_bytes()).ok()?;
+    Some((router.find(&announced, head.authority(), head.uri.path())?, method))
+}
+
 impl Preflight {
     /// Nothing for any other request.
     pub(in crate::gate) fn of(router: &Router, head: &Head) -> Option<Self> {
-        if head.method != Method::OPTIONS {
-            return None;
-        }
-        let method = head.headers.get(ACCESS_CONTROL_REQUEST_METHOD)?;
-        let announced = Method::from_bytes(method.as_bytes()).ok()?;
-        let route = router.find(&announced, head.authority(), head.uri.path())?;
+        let (route, method) = announced(router, head)?;
         let asked = CrossOrigin::of(route, &head.headers).filter(|asked| asked.is_allowed())?;
         (route.policy.cors.preflight && route.policy.mode != Mode::Observe).then(|| Self {
             route: Arc::clone(route),

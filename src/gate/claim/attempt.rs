@@ -27,7 +27,7 @@ use crate::http::usage::{Account, Permit};
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{AttemptToken, Record};
-use crate::idempotency::settle::{Action, Control, Ending, LARGEST_JUDGED, Verdict, settle, settle_again};
+use crate::idempotency::settle::{Control, Ending, LARGEST_JUDGED, OutcomeAction, Verdict, settle, settle_again};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{Expiry, Settled, Settlement};
 use crate::telemetry::metrics::AttemptGuard;
@@ -75,7 +75,7 @@ struct Recipient {
 }
 
 /// The rule by which an attempt is settled.
-type Settle = fn(&Policy, Ending, &Control, Option<Action>) -> Verdict;
+type Settle = fn(&Policy, Ending, &Control, Option<OutcomeAction>) -> Verdict;
 
 /// What an attempt came to.
 pub(in crate::gate) struct Attempted {

@@ -14,7 +14,7 @@ pub use crate::gate::admission::admit::Unprotected;
 use crate::gate::admission::admit::{Admission, Candidate, Step};
 use crate::gate::admission::ignored::KeyPlaces;
 use crate::gate::admission::jwt::{Examined, unverified};
-use crate::gate::admission::preflight::Preflight;
+use crate::gate::admission::preflight::{Preflight, announced};
 use crate::gate::delivery::request_status;
 use crate::gate::pass;
 use crate::gate::pass::too_large;
@@ -55,7 +55,9 @@ pub struct Explanation {
     pub authority: Option<Arc<str>>,
     /// Whether it carries a key that does nothing, since no route protects it.
     pub ignores_key: bool,
-    /// The route of the request that it announces, where it is a preflight that the gate completes.
+    /// Whether it is a preflight for a request of a route.
+    pub is_preflight: bool,
+    /// That route, where the gate completes the preflight.
     pub preflight: Option<Arc<Route>>,
     /// What becomes of it.
     pub fate: Fate,
@@ -137,7 +139,8 @@ pub enum Value {
 #[must_use]
 pub fn explain(settings: &Settings, router: &Router, sample: Sample<'_>) -> Explanation {
     let Sample { head, body, client_ip, certificate, asks_certificate, is_secure } = sample;
-    let without_route = |fate| Explanation { authority: None, ignores_key: false, preflight: None, fate };
+    let without_route =
+        |fate| Explanation { authority: None, ignores_key: false, is_preflight: false, preflight: None, fate };
     if settings.policy_page.as_ref().is_some_and(|page| policy_page::is_at(page, &head.uri)) {
         return without_route(Fate::PolicyPage);
     }
@@ -185,7 +188,8 @@ pub fn explain(settings: &Settings, router: &Router, sample: Sample<'_>) -> Expl
         Fate::PolicyPage | Fate::Status | Fate::Malformed(_) | Fate::Ambiguous(..) | Fate::Routed(..) => None,
     };
     let preflight = preflight.map(|preflight| preflight.route);
-    Explanation { authority, ignores_key: has_key && is_unprotected, preflight, fate }
+    let is_preflight = announced(router, &head).is_some();
+    Explanation { authority, ignores_key: has_key && is_unprotected, is_preflight, preflight, fate }
 }
 
 /// A request that is asked about.
@@ -212,8 +216,8 @@ impl Inquiry<'_> {
             }
             Admission::Unrouted => {
                 // A preflight goes where the request that it announces would.
-                let preflight = Preflight::of(router, self.head).map(|preflight| preflight.route.upstream);
-                let upstream = preflight.or(self.settings.default_upstream);
+                let announced = announced(router, self.head).map(|(route, _)| route.upstream);
+                let upstream = announced.or(self.settings.default_upstream);
                 Fate::Unrouted(upstream.ok_or_else(|| pass::no_route(self.head)))
             }
             Admission::Routed(route, step) => Fate::Routed(Arc::clone(route), self.handling(&candidate, route, step)),

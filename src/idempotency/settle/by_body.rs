@@ -5,7 +5,7 @@ use std::fmt;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::Action;
+use super::OutcomeAction;
 use crate::idempotency::json::{self, Fault};
 use crate::idempotency::media::{self, Media};
 use crate::idempotency::pointer::Pointer;
@@ -25,7 +25,7 @@ pub struct BodyRule {
     /// What it has to be.
     pub equals: Scalar,
     /// What the end of the attempt does then.
-    pub then: Action,
+    pub then: OutcomeAction,
 }
 
 /// A value of JSON that holds no others, and is not null.
@@ -81,19 +81,19 @@ impl BodyOutcomes {
         &self,
         headers: &[(HeaderName, HeaderValue)],
         body: Option<&[u8]>,
-        otherwise: Action,
-    ) -> Option<Action> {
+        otherwise: OutcomeAction,
+    ) -> Option<OutcomeAction> {
         let is_readable = self.is_readable(headers)?;
         let body = body.filter(|body| is_readable && body.len() <= LARGEST_JUDGED);
         body.map_or(Err(Unread), |body| self.first_match(body)).unwrap_or_else(|Unread| {
-            let could_keep = self.0.iter().any(|rule| rule.then != Action::Release);
-            (could_keep && otherwise == Action::Release).then_some(Action::Hold)
+            let could_keep = self.0.iter().any(|rule| rule.then != OutcomeAction::Release);
+            (could_keep && otherwise == OutcomeAction::Release).then_some(OutcomeAction::Hold)
         })
     }
 
     /// What the first rule that matches says. An empty body says nothing. A rule does not match where a name on its way stands
     /// twice; one that could keep the key may yet be meant then, and no later rule frees it.
-    fn first_match(&self, body: &[u8]) -> Result<Option<Action>, Unread> {
+    fn first_match(&self, body: &[u8]) -> Result<Option<OutcomeAction>, Unread> {
         let body = json::without_mark(body);
         if body.trim_ascii().is_empty() {
             return Ok(None);
@@ -102,11 +102,12 @@ impl BodyOutcomes {
         for rule in &self.0 {
             match json::locate(body, &rule.pointer) {
                 Ok(Some(value)) if rule.equals.is(value) => {
-                    let then = if may_keep && rule.then == Action::Release { Action::Hold } else { rule.then };
+                    let then =
+                        if may_keep && rule.then == OutcomeAction::Release { OutcomeAction::Hold } else { rule.then };
                     return Ok(Some(then));
                 }
                 Ok(_) => {}
-                Err(Fault::Ambiguous) => may_keep |= rule.then != Action::Release,
+                Err(Fault::Ambiguous) => may_keep |= rule.then != OutcomeAction::Release,
                 // For one rule as for the next.
                 Err(Fault::Syntax | Fault::TooDeep) => return Err(Unread),
             }
@@ -180,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    fn rule(pointer: &str, equals: Scalar, then: Action) -> BodyRule {
+    fn rule(pointer: &str, equals: Scalar, then: OutcomeAction) -> BodyRule {
         BodyRule { pointer: Pointer::parse(pointer).unwrap(), equals, then }
     }
 
@@ -201,18 +202,18 @@ mod tests {
 
     const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
 
-    fn judge(rules: &[BodyRule], body: &str) -> Option<Action> {
-        BodyOutcomes(rules.to_vec()).judge(&headers(JSON), Some(body.as_bytes()), Action::Store)
+    fn judge(rules: &[BodyRule], body: &str) -> Option<OutcomeAction> {
+        BodyOutcomes(rules.to_vec()).judge(&headers(JSON), Some(body.as_bytes()), OutcomeAction::Store)
     }
 
     #[test]
     fn a_body_that_cannot_be_read_frees_no_key() {
-        let rules = BodyOutcomes(vec![rule("/charged", Scalar::Flag(true), Action::Store)]);
+        let rules = BodyOutcomes(vec![rule("/charged", Scalar::Flag(true), OutcomeAction::Store)]);
         let gzip = headers(&[("content-type", "application/json"), ("content-encoding", "gzip")]);
         let (json, text) = (headers(JSON), headers(&[("content-type", "text/plain")]));
         let large = vec![b' '; LARGEST_JUDGED + 1];
         let deep = format!("{}{}", "[".repeat(70), "]".repeat(70));
-        let releasing = BodyOutcomes(vec![rule("/later", Scalar::Flag(true), Action::Release)]);
+        let releasing = BodyOutcomes(vec![rule("/later", Scalar::Flag(true), OutcomeAction::Release)]);
         for (headers, body, is_held) in [
             (&json, None, true),
             (&json, Some(&large[..]), true),
@@ -229,12 +230,12 @@ mod tests {
             (&text, Some(&large), false),
             (&text, None, false),
         ] {
-            assert_eq!(rules.judge(headers, body, Action::Release), is_held.then_some(Action::Hold));
-            for otherwise in [Action::Store, Action::Hold] {
+            assert_eq!(rules.judge(headers, body, OutcomeAction::Release), is_held.then_some(OutcomeAction::Hold));
+            for otherwise in [OutcomeAction::Store, OutcomeAction::Hold] {
                 assert_eq!(rules.judge(headers, body, otherwise), None);
             }
             for none_keeps in [&releasing, &BodyOutcomes::default()] {
-                assert_eq!(none_keeps.judge(headers, body, Action::Release), None);
+                assert_eq!(none_keeps.judge(headers, body, OutcomeAction::Release), None);
             }
         }
     }
@@ -242,15 +243,15 @@ mod tests {
     #[test]
     fn the_first_rule_that_matches_decides() {
         let rules = [
-            rule("/error/retryable", Scalar::Flag(true), Action::Release),
-            rule("/error/code", text("busy"), Action::Hold),
-            rule("/status", number("1"), Action::Store),
+            rule("/error/retryable", Scalar::Flag(true), OutcomeAction::Release),
+            rule("/error/code", text("busy"), OutcomeAction::Hold),
+            rule("/status", number("1"), OutcomeAction::Store),
         ];
         for (body, action) in [
-            ("{\"error\":{\"retryable\":true,\"code\":\"busy\"},\"status\":1}", Some(Action::Release)),
-            ("{\"error\":{\"retryable\":false,\"code\":\"b\\u0075sy\"},\"status\":1}", Some(Action::Hold)),
-            ("{\"status\":1.0}", Some(Action::Store)),
-            ("\u{feff}{\"status\":10e-1}", Some(Action::Store)),
+            ("{\"error\":{\"retryable\":true,\"code\":\"busy\"},\"status\":1}", Some(OutcomeAction::Release)),
+            ("{\"error\":{\"retryable\":false,\"code\":\"b\\u0075sy\"},\"status\":1}", Some(OutcomeAction::Hold)),
+            ("{\"status\":1.0}", Some(OutcomeAction::Store)),
+            ("\u{feff}{\"status\":10e-1}", Some(OutcomeAction::Store)),
             ("{\"status\":\"1\"}", None),
             ("{\"error\":{\"retryable\":\"true\"}}", None),
             ("{\"error\":{\"retryable\":null}}", None),
@@ -267,19 +268,19 @@ mod tests {
     #[test]
     fn what_two_readers_could_read_differently_matches_nothing() {
         let rules = [
-            rule("/a/b", Scalar::Flag(true), Action::Release),
-            rule("/c", Scalar::Flag(true), Action::Store),
-            rule("/d", Scalar::Flag(true), Action::Release),
+            rule("/a/b", Scalar::Flag(true), OutcomeAction::Release),
+            rule("/c", Scalar::Flag(true), OutcomeAction::Store),
+            rule("/d", Scalar::Flag(true), OutcomeAction::Release),
         ];
         for (body, action) in [
             // A name twice on the way: the next rule is looked at.
-            ("{\"a\":{\"b\":true,\"b\":true},\"c\":true}", Some(Action::Store)),
-            ("{\"a\":{\"b\":true},\"\\u0061\":{},\"c\":true}", Some(Action::Store)),
+            ("{\"a\":{\"b\":true,\"b\":true},\"c\":true}", Some(OutcomeAction::Store)),
+            ("{\"a\":{\"b\":true},\"\\u0061\":{},\"c\":true}", Some(OutcomeAction::Store)),
             // One that may keep the key is not passed over by one that frees it.
-            ("{\"a\":{\"b\":true},\"c\":true,\"c\":1}", Some(Action::Release)),
-            ("{\"c\":true,\"c\":1,\"d\":true}", Some(Action::Hold)),
+            ("{\"a\":{\"b\":true},\"c\":true,\"c\":1}", Some(OutcomeAction::Release)),
+            ("{\"c\":true,\"c\":1,\"d\":true}", Some(OutcomeAction::Hold)),
             // Elsewhere it does not matter.
-            ("{\"a\":{\"b\":true,\"x\":1,\"x\":2}}", Some(Action::Release)),
+            ("{\"a\":{\"b\":true,\"x\":1,\"x\":2}}", Some(OutcomeAction::Release)),
             // Not JSON.
             ("{\"c\":true", None),
             ("{\"c\":true}}", None),
@@ -294,7 +295,7 @@ mod tests {
 
     #[test]
     fn only_json_that_is_not_coded_is_judged() {
-        let rules = BodyOutcomes(vec![rule("/a", Scalar::Flag(true), Action::Release)]);
+        let rules = BodyOutcomes(vec![rule("/a", Scalar::Flag(true), OutcomeAction::Release)]);
         for (lines, is_judged) in [
             (&[("content-type", "application/json; charset=utf-8")][..], true),
             (&[("content-type", "application/problem+json")], true),
@@ -307,16 +308,20 @@ mod tests {
         ] {
             let headers = headers(lines);
             assert_eq!(rules.concern(&headers), is_judged, "{lines:?}");
-            assert_eq!(rules.judge(&headers, Some(b"{\"a\":true}"), Action::Store).is_some(), is_judged, "{lines:?}");
+            assert_eq!(
+                rules.judge(&headers, Some(b"{\"a\":true}"), OutcomeAction::Store).is_some(),
+                is_judged,
+                "{lines:?}"
+            );
         }
         assert!(!BodyOutcomes::default().concern(&headers(JSON)));
     }
 
     #[test]
     fn a_body_that_is_too_large_is_not_judged() {
-        let rules = [rule("/a", Scalar::Flag(true), Action::Release)];
+        let rules = [rule("/a", Scalar::Flag(true), OutcomeAction::Release)];
         let body = |length: usize| format!("{{\"a\":true{}}}", " ".repeat(length - "{\"a\":true}".len()));
-        assert_eq!(judge(&rules, &body(LARGEST_JUDGED)), Some(Action::Release));
+        assert_eq!(judge(&rules, &body(LARGEST_JUDGED)), Some(OutcomeAction::Release));
         assert_eq!(judge(&rules, &body(LARGEST_JUDGED + 1)), None);
     }
 
@@ -368,9 +373,9 @@ mod tests {
         /// Whatever an upstream sends is judged, or matches nothing.
         #[test]
         fn any_body_is_judged_without_a_panic(body in proptest::collection::vec(any::<u8>(), 0..64), json in "[-{}\\[\\]\":,a0-9.eE+ ]{0,40}") {
-            let rules = BodyOutcomes(vec![rule("/a", number("1"), Action::Release), rule("", text("a"), Action::Hold)]);
+            let rules = BodyOutcomes(vec![rule("/a", number("1"), OutcomeAction::Release), rule("", text("a"), OutcomeAction::Hold)]);
             for body in [&body, json.as_bytes()] {
-                let _ = rules.judge(&headers(JSON), Some(body), Action::Release);
+                let _ = rules.judge(&headers(JSON), Some(body), OutcomeAction::Release);
             }
         }
     }

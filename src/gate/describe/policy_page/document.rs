@@ -13,7 +13,7 @@ use crate::idempotency::policy::{InFlight, Mode, Policy};
 use crate::idempotency::quota::{Quota, QuotaBy};
 use crate::idempotency::recovery::Recovery;
 use crate::idempotency::scope::{ScopePart, ScopeWord};
-use crate::idempotency::settle::{Action, Ending, Outcomes};
+use crate::idempotency::settle::{Ending, OutcomeAction, Outcomes};
 use crate::route::{Route, Router};
 use crate::telemetry::outcome::Code;
 
@@ -195,16 +195,18 @@ fn body_rules(policy: &Policy) -> Vec<BodyRule> {
 
 fn rules(policy: &Policy) -> Vec<OutcomeRule> {
     let endings = endings(&policy.outcomes);
-    let rule = |action: Action| OutcomeRule {
+    let rule = |action: OutcomeAction| OutcomeRule {
         of: endings.iter().filter(|(_, then)| *then == action).map(|(entry, _)| entry.clone()).collect(),
         then: action.as_str(),
         meaning: match action {
-            Action::Store => "The answer is kept. A retry gets it again and does not run, until the ttl has passed.",
-            Action::Release if policy.mode == Mode::Accept => {
+            OutcomeAction::Store => {
+                "The answer is kept. A retry gets it again and does not run, until the ttl has passed."
+            }
+            OutcomeAction::Release if policy.mode == Mode::Accept => {
                 "The request is delivered again later, until it ends otherwise or is given up."
             }
-            Action::Release => "The key is forgotten. A retry runs again.",
-            Action::Hold => match policy.recovery {
+            OutcomeAction::Release => "The key is forgotten. A retry runs again.",
+            OutcomeAction::Hold => match policy.recovery {
                 Recovery::Hold => "The outcome is unknown. A retry does not run, and gets the problem outcome-unknown.",
                 Recovery::Retry => "The outcome is unknown. A retry runs again, and may overlap the first attempt.",
                 Recovery::Probe(_) => {
@@ -218,26 +220,32 @@ fn rules(policy: &Policy) -> Vec<OutcomeRule> {
             },
         },
     };
-    [Action::Store, Action::Release, Action::Hold].map(rule).into_iter().filter(|rule| !rule.of.is_empty()).collect()
+    [OutcomeAction::Store, OutcomeAction::Release, OutcomeAction::Hold]
+        .map(rule)
+        .into_iter()
+        .filter(|rule| !rule.of.is_empty())
+        .collect()
 }
 
 /// Every entry that says what becomes of a key: classes, the statuses that differ from their class, the gRPC statuses that
 /// are not stored, and endings without an answer.
-fn endings(outcomes: &Outcomes) -> Vec<(String, Action)> {
+fn endings(outcomes: &Outcomes) -> Vec<(String, OutcomeAction)> {
     let of_status = |status| outcomes.action(Ending::Answered(status));
     let mut endings = Vec::new();
     for class in 2..=5_u16 {
-        let statuses: Vec<(u16, Action)> =
+        let statuses: Vec<(u16, OutcomeAction)> =
             (class * 100..class * 100 + 100).map(|status| (status, of_status(status))).collect();
-        let count = |action: Action| statuses.iter().filter(|(_, own)| *own == action).count();
-        let usual = [Action::Store, Action::Release, Action::Hold].into_iter().max_by_key(|action| count(*action));
+        let count = |action: OutcomeAction| statuses.iter().filter(|(_, own)| *own == action).count();
+        let usual = [OutcomeAction::Store, OutcomeAction::Release, OutcomeAction::Hold]
+            .into_iter()
+            .max_by_key(|action| count(*action));
         let Some(usual) = usual else { continue };
         endings.push((format!("{class}xx"), usual));
         let others = statuses.into_iter().filter(|(_, own)| *own != usual);
         endings.extend(others.map(|(status, own)| (status.to_string(), own)));
     }
     let calls = grpc::Status::ALL.into_iter().map(|status| (status, outcomes.action(Ending::Called(status))));
-    let calls = calls.filter(|(_, action)| *action != Action::Store);
+    let calls = calls.filter(|(_, action)| *action != OutcomeAction::Store);
     endings.extend(calls.map(|(status, action)| (format!("grpc:{}", status.name()), action)));
     let transport = [("unreachable", Ending::Unreachable), ("timeout", Ending::Timeout), ("broken", Ending::Broken)];
     endings.extend(transport.map(|(entry, ending)| (entry.to_owned(), outcomes.action(ending))));
@@ -255,8 +263,8 @@ mod tests {
         outcomes.insert("5xx", "hold").unwrap();
         let endings = endings(&outcomes);
         let of = |entry: &str| endings.iter().find(|(name, _)| name == entry).map(|(_, action)| *action);
-        assert_eq!((of("4xx"), of("429"), of("401")), (Some(Action::Store), None, Some(Action::Release)));
-        assert_eq!((of("5xx"), of("502"), of("timeout")), (Some(Action::Hold), None, Some(Action::Hold)));
+        assert_eq!((of("4xx"), of("429"), of("401")), (Some(OutcomeAction::Store), None, Some(OutcomeAction::Release)));
+        assert_eq!((of("5xx"), of("502"), of("timeout")), (Some(OutcomeAction::Hold), None, Some(OutcomeAction::Hold)));
     }
 
     #[test]
