@@ -283,7 +283,7 @@ fn a_preflight_goes_where_the_request_that_it_announces_would() {
          upstream = \"orders\"\n",
         other.url()
     ));
-    let gate = plan.start();
+    let gate = plan.top("default_upstream = \"app\"").start();
     let asked = |path: &str, method: &str| preflight(path, SHOP, method, "idempotency-key").send(&gate).text();
     assert_eq!(asked("/orders", "POST"), "orders");
     assert_eq!((asked("/orders", "GET"), asked("/other", "POST")), ("the rest".to_owned(), "the rest".to_owned()));

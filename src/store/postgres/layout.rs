@@ -135,19 +135,18 @@ pub struct OwnedTwice {
 }
 
 impl OwnedTwice {
-    /// Looks for two among databases of a store. Records that move between two looks can seem to be owned twice; they do not
+    /// Looks for two among databases of a store, of which one may be named twice. Records that move between two looks can seem to be owned twice; they do not
     /// at the next pair of looks.
     pub fn find<'a>(databases: impl Iterator<Item = (&'a str, &'a Database)>) -> Option<Self> {
-        let mut known: Vec<(&str, Range)> = Vec::new();
+        let mut known: Vec<(&str, &Database)> = Vec::new();
         for (name, database) in databases {
-            for range in &database.owned {
-                for (one, other) in &known {
-                    if let Some(range) = range.and(*other) {
-                        return Some(Self { one: (*one).to_owned(), other: name.to_owned(), range });
-                    }
+            for (one, other) in known.iter().filter(|(_, other)| other.found.id != database.found.id) {
+                let both = |range: &Range| other.owned.iter().find_map(|other| range.and(*other));
+                if let Some(range) = database.owned.iter().find_map(both) {
+                    return Some(Self { one: (*one).to_owned(), other: name.to_owned(), range });
                 }
             }
-            known.extend(database.owned.iter().map(|range| (name, *range)));
+            known.push((name, database));
         }
         None
     }
