@@ -429,8 +429,7 @@ fn records_whose_clients_never_come_back_are_found_out_too() {
     }
     let states = |key: &str| gate.states(key);
     eventually("two are found out", || (states("done") == ["completed"] && states("absent").is_empty()).then_some(()));
-    // While the upstream is asked, a record of the question stands beside it.
-    eventually("one stays", || (states("closed") == ["unknown"]).then_some(()));
+    eventually("one stays, and no record of a question beside it", || (states("closed") == ["unknown"]).then_some(()));
     let replay = gate.post("/charges", "done", "{}");
     replay.expect(200, "replayed");
     assert_eq!(replay.text(), "from the books");
