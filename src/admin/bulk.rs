@@ -21,7 +21,7 @@ use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, json};
 use super::api;
 use super::audit::{self, AuditEvent, Outcome};
-use super::records::{check_optional, check_reason, unavailable};
+use super::records::{check_optional, check_reason, silence, unavailable};
 use super::resolve::{Resolution, from_object, receive, wrong_body};
 use super::scope::sift;
 use super::wanted::{Selection, Wanted, begins, parse_time};
@@ -187,7 +187,7 @@ impl<'a> Bulk<'a> {
             after.map(|after| Place::parse(&after).ok_or_else(|| bad("`after` must be the `next` of an answer")));
         let after = after.transpose()?;
         let _slot = self.state.change_slot()?;
-        self.state.opened()?;
+        self.state.needs_all_databases().await?;
         let mut report = Report { as_of, ..Report::default() };
         // A later part may find nothing where an earlier one did.
         let unused = wanted.unused_scope(self.state).filter(|_| after.is_none());
@@ -265,6 +265,10 @@ impl<'a> Bulk<'a> {
             if after.is_none() || started.elapsed() >= PATIENCE {
                 report.next = after.map(|after| Place::Records(after).to_string());
                 return Ok(());
+            }
+            // One may be away by now.
+            if let Some(error) = silence(&store.silent().await) {
+                return Err(report.broken_off().caused_by(error));
             }
         }
     }

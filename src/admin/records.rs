@@ -263,6 +263,13 @@ impl State {
         self.changes.try_acquire().map_err(|_| Kind::Overloaded.because(taken))
     }
 
+    /// Refuses to change many records while a database of the store is away: those of the others would change.
+    pub(super) async fn needs_all_databases(&self) -> Result<(), Problem> {
+        let silent = self.opened()?.silent().await;
+        let Some(error) = silence(&silent) else { return Ok(()) };
+        Err(Kind::StoreUnavailable.because(format!("{}; nothing was changed", error.cause().source)).caused_by(error))
+    }
+
     /// The store, once it is open.
     pub(super) fn opened(&self) -> Result<&Arc<dyn Store>, Problem> {
         self.store.get().ok_or_else(|| {
@@ -284,6 +291,12 @@ pub(super) fn unavailable(error: Error) -> Problem {
         Error::Indeterminate(_) => "the store failed, and what was asked for may have happened; look at the record",
     };
     Kind::StoreUnavailable.because(detail).caused_by(error)
+}
+
+/// The failure of a change of many records that needs these databases, too.
+pub(super) fn silence(silent: &[Arc<str>]) -> Option<Error> {
+    let why = || format!("a database of the store does not answer: {}", silent.join(", "));
+    (!silent.is_empty()).then(|| Error::determinate(ErrorKind::Unavailable, why()))
 }
 
 pub(super) fn absent() -> Problem {

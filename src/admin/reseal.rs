@@ -56,6 +56,7 @@ pub(super) async fn reseal(
         );
     };
     let _turn = state.change_slot()?;
+    state.needs_all_databases().await?;
     let begun = state.begin(asker, AuditEvent::Reseal).await?;
     let done = resealer.reseal(after, PATIENCE).await.map_err(unavailable)?;
     if done.resealed > 0 {

@@ -331,6 +331,10 @@ impl Store for Metered {
         self.store.away()
     }
 
+    async fn silent(&self) -> Vec<Arc<str>> {
+        self.store.silent().await
+    }
+
     async fn close(&self) {
         self.store.close().await;
     }

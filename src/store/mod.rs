@@ -189,6 +189,12 @@ pub trait Store: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// The databases that do not answer now, where a store has several. What changes many records asks this first: it would
+    /// change those of the others.
+    async fn silent(&self) -> Vec<Arc<str>> {
+        Vec::new()
+    }
+
     /// Finishes what was accepted, and closes. Later calls fail.
     async fn close(&self);
 }

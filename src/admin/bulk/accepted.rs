@@ -2,6 +2,7 @@
 //! again that are dead.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use futures_util::{FutureExt, StreamExt, stream};
@@ -76,7 +77,12 @@ impl Bulk<'_> {
         let change = |(delivery, found): (Delivery, RecordEntry)| {
             async move { (self.change_one(queue, &delivery, &found).await, found) }.boxed()
         };
-        let mut changes = stream::iter(found).map(change).buffer_unordered(AT_A_TIME);
+        let failed = AtomicU64::new(report.failed);
+        // Each of them may take until the store gives up.
+        let mut changes = stream::iter(found)
+            .take_while(|_| std::future::ready(failed.load(Ordering::Relaxed) < MAX_FAILURES))
+            .map(change)
+            .buffer_unordered(AT_A_TIME);
         while let Some((changed, found)) = changes.next().await {
             self.log_failure(found.id, &changed);
             match changed {
@@ -88,9 +94,11 @@ impl Bulk<'_> {
                 }
                 Ok(Changed::Unknown) => report.of_unknown_outcome += 1,
                 Ok(Changed::HasRecord) => {}
-                Err(_) => report.failed += 1,
+                Err(_) => drop(failed.fetch_add(1, Ordering::Relaxed)),
             }
         }
+        drop(changes);
+        report.failed = failed.into_inner();
         if report.failed >= MAX_FAILURES { Err(report.broken_off()) } else { Ok(()) }
     }
 

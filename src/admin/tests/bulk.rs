@@ -9,6 +9,8 @@ use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::identity::RulesTag;
 use crate::idempotency::key::Key;
 use crate::idempotency::scope::{Caller, ScopePart};
+use crate::store::sharded::layout::{DatabaseId, DatabaseMap};
+use crate::store::sharded::{Databases, Sharded};
 use crate::store::{Expiry, NamespaceRuleSet};
 
 /// The API before a store whose calls can be delayed or refused.
@@ -312,4 +314,73 @@ async fn a_change_of_many_that_breaks_off_says_what_was_done() {
     store.script_for(Operation::List, [Fault::Refuse]);
     let trial = json!({"filter": body["filter"], "dry_run": true});
     admin.bulk("purge", trial).await.is_problem(503, "store-unavailable").says(nothing);
+}
+
+/// Two databases that are open.
+struct TwoDatabases;
+
+#[async_trait::async_trait]
+impl Databases for TwoDatabases {
+    async fn open(&self, _: usize) -> Result<Arc<dyn Store>, String> {
+        Err("it is open".to_owned())
+    }
+
+    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+        Ok(DatabaseMap::fixed(2))
+    }
+
+    fn observed(&self, _: usize, _: bool) {}
+}
+
+/// The half that can be reached would be changed, and the other half not.
+#[tokio::test]
+async fn nothing_is_changed_while_a_database_of_the_store_is_away() {
+    let admin = start_without_store(None).await;
+    let now = admin.now.clone();
+    let clock = Arc::new(move || Timestamp(now.load(std::sync::atomic::Ordering::SeqCst)));
+    let other = Arc::new(Unreliable::new(Arc::new(Memory::with_clock(clock))));
+    let stores = [admin.store.clone() as Arc<dyn Store>, other.clone()];
+    let opened = ["first", "second"].into_iter().zip(stores).map(|(name, store)| (name.into(), Some(store)));
+    let store = Sharded::new(opened.collect(), DatabaseMap::fixed(2), Arc::new(TwoDatabases));
+    store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    // More than are looked for at once are in the first one.
+    for number in 0..400_u64 {
+        let mut id = RecordId([if number < 300 { 0x10 } else { 0xf0 }; 32]);
+        id.0[8..16].copy_from_slice(&number.to_be_bytes());
+        store.claim(id, fresh()).await.unwrap();
+        let end = if number % 2 == 1 {
+            Settlement::Hold { cause: UnknownCause::Shutdown.encode() }
+        } else {
+            let answer = Bytes::from_static(b"answer");
+            Settlement::Complete { answer, expiry: Expiry::FromNow(LEASE) }
+        };
+        store.settle(id, AttemptToken([7; 16]), end).await.unwrap();
+    }
+    let (store, count) = (Arc::new(store), [0, 200, 200]);
+    assert_eq!(store.count().await.unwrap(), count);
+    admin.state.set_store(store.clone());
+    let release = json!({"all": true, "action": "release", "reason": "a test"});
+    let purge = json!({"filter": {"state": "completed"}, "reason": "a test"});
+    let changes = [
+        ("purge", purge),
+        ("purge", json!({"all": true, "dry_run": true})),
+        ("resolve", release),
+        ("retry", json!({"all": true, "reason": "a test"})),
+    ];
+    let began = std::time::Instant::now();
+    for (change, body) in changes {
+        other.set_away(true);
+        let refused = admin.bulk(change, body.clone()).await;
+        assert_eq!(admin.store.count().await.unwrap(), [0, 150, 150], "{change}");
+        refused.is_problem(503, "store-unavailable").says("second");
+        refused.says("nothing was changed");
+        // One that answers nothing at all costs no more time.
+        other.set_away(false);
+        other.script([Fault::Hang]);
+        admin.bulk(change, body).await.is_problem(503, "store-unavailable").says("second");
+        assert_eq!(store.count().await.unwrap(), count, "{change}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let purge = json!({"filter": {"state": "completed"}, "reason": "a test"});
+    assert_eq!(admin.bulk("purge", purge).await.json()["done"], 200);
 }

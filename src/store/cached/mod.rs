@@ -443,6 +443,10 @@ impl Store for Cached {
         self.inner.away()
     }
 
+    async fn silent(&self) -> Vec<Arc<str>> {
+        self.inner.silent().await
+    }
+
     async fn close(&self) {
         if let Some(tier) = &self.shared {
             tier.client.flush_invalidations().await;

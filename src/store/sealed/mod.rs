@@ -205,6 +205,10 @@ impl Store for Sealed {
         self.store.away()
     }
 
+    async fn silent(&self) -> Vec<Arc<str>> {
+        self.store.silent().await
+    }
+
     async fn close(&self) {
         self.store.close().await;
     }

@@ -29,7 +29,6 @@ use async_trait::async_trait;
 use futures_util::future::{BoxFuture, join_all, try_join_all};
 use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
 use self::layout::{DatabaseId, DatabaseMap};
 use self::member::{Adoption, Member};
@@ -42,9 +41,6 @@ use super::{
     Store, adoption,
 };
 use crate::idempotency::record::{AttemptToken, RecordId, Version};
-
-/// How long a database may take to answer [`Store::ping`]: less than who asks for readiness waits.
-const PING_TIMEOUT: Duration = Duration::from_millis(800);
 
 /// How much longer than the first database the others may take to know new rules, before this goes on without them.
 const ADOPTION_GRACE: Duration = Duration::from_secs(5);
@@ -445,16 +441,8 @@ impl Store for Sharded {
     }
 
     async fn ping(&self) -> Result<(), Error> {
-        let pings = self.all().into_iter().map(|(index, member)| async move {
-            let ping = async { member.store()?.ping().await };
-            let late = || Error::determinate(ErrorKind::Timeout, "it did not answer in time");
-            let pinged = timeout(PING_TIMEOUT, ping).await.unwrap_or_else(|_| Err(late()));
-            member.is_up.store(pinged.is_ok(), Ordering::Relaxed);
-            self.databases.observed(index, pinged.is_ok());
-            pinged
-        });
         let mut failed = None;
-        let pinged = join_all(pings).await;
+        let pinged = self.ping_each().await;
         if pinged.iter().any(Result::is_ok) {
             return Ok(());
         }
@@ -468,6 +456,10 @@ impl Store for Sharded {
         let silent = all.filter(|(_, member)| !member.is_up.load(Ordering::Relaxed));
         let unnamed = self.routes.load().is_partial().then(|| UNNAMED.into());
         silent.map(|(_, member)| Arc::clone(&member.name)).chain(unnamed).collect()
+    }
+
+    async fn silent(&self) -> Vec<Arc<str>> {
+        self.ask_each().await
     }
 
     async fn close(&self) {

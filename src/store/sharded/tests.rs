@@ -10,7 +10,7 @@ use super::*;
 use crate::store::audit::{EntryFilter, NewEntry};
 use crate::store::deliveries::{Lane, NewDelivery, Take};
 use crate::store::memory::Memory;
-use crate::store::unreliable::Unreliable;
+use crate::store::unreliable::{Fault, Unreliable};
 use crate::store::{OriginId, contract};
 
 /// A list whose second database cannot be opened at first.
@@ -136,6 +136,26 @@ async fn a_database_that_the_list_does_not_name_is_not_asked() {
     assert!(store.claim(RecordId([0x10; 32]), contract::fresh(1)).await.is_ok());
     let error = store.claim(RecordId([0xf0; 32]), contract::fresh(1)).await.unwrap_err();
     assert!(matches!(&error, Error::Determinate(cause) if cause.kind == ErrorKind::Moved), "{error}");
+}
+
+/// It says so at once: what changes many records would change a part of them.
+#[tokio::test(start_paused = true)]
+async fn the_databases_that_do_not_answer_are_named_before_many_records_change() {
+    let stores: [Arc<Unreliable>; 2] = std::array::from_fn(|_| Arc::new(Unreliable::new(Arc::new(Memory::new()))));
+    let names = ["a", "b"].into_iter().zip(&stores);
+    let opened = names.map(|(name, store)| (name.into(), Some(Arc::clone(store) as Arc<dyn Store>))).collect();
+    let store = Sharded::new(opened, DatabaseMap::fixed(2), Arc::new(Late::default()));
+    assert!(store.silent().await.is_empty());
+    stores[1].set_away(true);
+    assert_eq!(store.silent().await, [Arc::from("b")]);
+    stores[1].set_away(false);
+    stores.iter().for_each(|store| store.script([Fault::Hang]));
+    let began = tokio::time::Instant::now();
+    assert_eq!(store.silent().await, [Arc::from("a"), Arc::from("b")]);
+    assert!(began.elapsed() < Duration::from_secs(3), "all are asked at once: {:?}", began.elapsed());
+    let first: Arc<dyn Store> = Arc::new(Memory::new());
+    let store = Sharded::new(vec![("a".into(), Some(first))], places(&[Some(0), None]), Arc::new(Late::default()));
+    assert_eq!(store.silent().await, [Arc::from(UNNAMED)]);
 }
 
 /// A list whose records move to it from a database that it does not name.

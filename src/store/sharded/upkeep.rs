@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::member::{Adoption, Busy, Member};
 use super::placement::place_of;
-use super::{ADOPTION_GRACE, DatabaseMap, READS, Sharded, merge, not_all};
+use super::{ADOPTION_GRACE, DatabaseMap, READS, Sharded, UNNAMED, merge, not_all};
 use crate::idempotency::record::RecordId;
 use crate::store::{Error, ErrorKind, IdentityChange, LeaseRenewal, Store};
 
@@ -21,6 +21,12 @@ const GRACE: Duration = Duration::from_millis(250);
 
 /// The same of a sweep, for which no caller waits.
 const SWEEP_GRACE: Duration = Duration::from_secs(2);
+
+/// How long a database may take to answer [`Store::ping`]: less than who asks for readiness waits.
+const PING_TIMEOUT: Duration = Duration::from_millis(800);
+
+/// The same of [`Store::silent`]: longer than a list may keep the one connection of a small pool.
+const SILENT_AFTER: Duration = Duration::from_secs(2);
 
 /// What is done in a database.
 pub(super) type Call<T> = (Arc<Member>, BoxFuture<'static, Result<T, Error>>);
@@ -83,6 +89,33 @@ impl Sharded {
         }
         let none = || Error::determinate(ErrorKind::Timeout, "no database of the store answers");
         if done.is_empty() { Err(failed.unwrap_or_else(none)) } else { Ok(done) }
+    }
+
+    /// Asks all databases at once whether they work.
+    pub(super) async fn ping_each(&self) -> Vec<Result<(), Error>> {
+        let pings = self.all().into_iter().map(|(index, member)| async move {
+            let pinged = in_time(PING_TIMEOUT, async { member.store()?.ping().await }).await;
+            member.is_up.store(pinged.is_ok(), Ordering::Relaxed);
+            self.databases.observed(index, pinged.is_ok());
+            pinged
+        });
+        join_all(pings).await
+    }
+
+    /// Those that do not answer, and those that the list does not name.
+    pub(super) async fn ask_each(&self) -> Vec<Arc<str>> {
+        let asked = self.all().into_iter().map(|(_, member)| async move {
+            let ask = async {
+                let store = member.store()?;
+                store.ping().await?;
+                // A ping may go by what worked a moment ago.
+                store.owns(RecordId([0; 32])).await
+            };
+            let asked = in_time(SILENT_AFTER, ask).await;
+            asked.is_err().then(|| Arc::clone(&member.name))
+        });
+        let unnamed = self.routes.load().is_partial().then(|| UNNAMED.into());
+        join_all(asked).await.into_iter().flatten().chain(unnamed).collect()
     }
 
     pub(super) async fn renew_each(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
@@ -267,6 +300,12 @@ impl Sharded {
 
 /// Some records in order, and after which id to go on.
 pub(super) type Part<T> = (Vec<T>, Option<RecordId>);
+
+/// What a database answers within this time.
+async fn in_time<T>(limit: Duration, answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let late = || Error::determinate(ErrorKind::Timeout, "it did not answer in time");
+    timeout(limit, answer).await.unwrap_or_else(|_| Err(late()))
+}
 
 fn is_away(error: &Error) -> bool {
     matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout)

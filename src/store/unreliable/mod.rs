@@ -327,6 +327,10 @@ impl Store for Unreliable {
         self.inner.away()
     }
 
+    async fn silent(&self) -> Vec<Arc<str>> {
+        self.inner.silent().await
+    }
+
     async fn close(&self) {
         self.inner.close().await;
     }
