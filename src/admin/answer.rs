@@ -56,6 +56,8 @@ pub(super) enum Kind {
     RequestTimeout,
     /// The record is not unknown, so that there is nothing to resolve.
     NotUnknown,
+    /// The record cannot be read by this gate, so its retries would not get an answer.
+    Unreadable,
     /// The accepted request is not dead, so that there is nothing to retry.
     AlreadyQueued,
     /// The configuration has nothing that it could be done with.
@@ -86,6 +88,7 @@ impl Kind {
             Self::MethodNotAllowed(_) => "method-not-allowed",
             Self::RequestTimeout => "request-timeout",
             Self::NotUnknown => "not-unknown",
+            Self::Unreadable => "unreadable",
             Self::AlreadyQueued => "already-queued",
             Self::NotConfigured => "not-configured",
             Self::OutcomeUnknown => "outcome-unknown",
@@ -108,7 +111,9 @@ impl Kind {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::NotUnknown | Self::AlreadyQueued | Self::NotConfigured | Self::OutcomeUnknown => StatusCode::CONFLICT,
+            Self::NotUnknown | Self::Unreadable | Self::AlreadyQueued | Self::NotConfigured | Self::OutcomeUnknown => {
+                StatusCode::CONFLICT
+            }
             Self::RecordChanged => StatusCode::PRECONDITION_FAILED,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -127,6 +132,7 @@ impl Kind {
             Self::MethodNotAllowed(_) => "The method is not allowed here",
             Self::RequestTimeout => "The request took too long to arrive",
             Self::NotUnknown => "The record is not unknown",
+            Self::Unreadable => "The record cannot be read here",
             Self::AlreadyQueued => "The request is queued already",
             Self::NotConfigured => "This gate is not configured for it",
             Self::OutcomeUnknown => "The outcome of the request is unknown",
@@ -175,7 +181,7 @@ impl Problem {
 
     /// Whether the record is not what the request expects; the store is well.
     pub(super) fn is_about_the_record(&self) -> bool {
-        matches!(self.kind, Kind::NotUnknown | Kind::NotFound)
+        matches!(self.kind, Kind::NotUnknown | Kind::Unreadable | Kind::NotFound)
     }
 }
 

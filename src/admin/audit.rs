@@ -22,7 +22,7 @@ use crate::idempotency::record::{Record, RecordId};
 use crate::store::audit::{self, AuditLog, NewEntry, Position};
 use crate::store::deliveries::Delivery;
 use crate::store::{Error, RecordEntry, Store};
-use crate::telemetry::deliveries::ended_attempts;
+use crate::telemetry::deliveries::{ended_attempts, note_of};
 use crate::telemetry::rfc3339;
 
 mod listing;
@@ -334,7 +334,7 @@ impl AuditEvent<'_> {
             Self::Discard { found, .. } | Self::Retry { found, .. } => {
                 say("namespace", found.origin.as_ref().map(|origin| &*origin.namespace).into());
                 say("route", route_of(found.origin.as_ref()).into());
-                let note = found.note.as_ref().map(|note| String::from_utf8_lossy(note));
+                let note = note_of(found);
                 let (state, accepted_at) = (state_of(found), rfc3339(found.accepted_at));
                 let attempts = ended_attempts(found);
                 say(

@@ -1,5 +1,7 @@
 //! Accepted requests that are delivered later: lists them, holds routes back, and has dead ones delivered again.
 
+use std::borrow::Cow;
+
 use http::StatusCode;
 use hyper::body::Incoming;
 use schemars::JsonSchema;
@@ -22,7 +24,7 @@ use crate::idempotency::codec;
 use crate::idempotency::record::{self, RecordId};
 use crate::store::deliveries::{self as queue, Delivery, DeliveryFilter, DeliveryState, Sequence};
 use crate::store::{Error, Origin, OriginId, RecordEntry};
-use crate::telemetry::deliveries::{ended_attempts, is_given_up_as_unknown};
+use crate::telemetry::deliveries::{ended_attempts, is_given_up_as_unknown, note_of};
 use crate::telemetry::rfc3339;
 
 /// Where a delivery may stand.
@@ -197,7 +199,8 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &P
 
 /// Whether the outcome of a dead one is unknown, and no operator has resolved it since.
 pub(super) async fn is_held(state: &State, dead: &Delivery) -> Result<bool, Problem> {
-    if !is_given_up_as_unknown(dead) {
+    // What cannot be read may say so.
+    if !is_given_up_as_unknown(dead) && !dead.note.as_ref().is_some_and(|note| codec::is_sealed(note)) {
         return Ok(false);
     }
     let record = state.opened()?.get(dead.id).await.map_err(unavailable)?.filter(RecordEntry::is_live);
@@ -283,7 +286,7 @@ impl DeliveryView {
             due_at,
             expires_at,
             attempts: ended_attempts(delivery),
-            reason: delivery.note.as_ref().map(|note| String::from_utf8_lossy(note).into_owned()),
+            reason: note_of(delivery).map(Cow::into_owned),
             method: head.as_ref().map(|head| head.method.to_string()),
             path: head.as_ref().map(|head| head.path.clone()),
             key: head.map(|head| head.key).filter(|_| role >= REVEALING),

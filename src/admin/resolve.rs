@@ -22,7 +22,7 @@ use super::audit::AuditEvent;
 use super::forms;
 use super::precondition::Precondition;
 use super::records::{MAX_REASON, absent, check_optional, find_begun, unavailable};
-use crate::idempotency::codec::{self, Content};
+use crate::idempotency::codec::{self, Content, Head};
 use crate::idempotency::record::{self, Record, RecordId};
 use crate::store::{Expiry, RecordEntry, Settled, Settlement, deliveries};
 
@@ -138,9 +138,14 @@ impl Resolution {
         }
     }
 
-    /// Refuses a record that is not unknown.
+    /// Refuses a record that is not unknown, and an answer for one that cannot be read: no retry would get it here.
     fn check(&self, found: &RecordEntry) -> Result<(), Problem> {
-        if found.record.state == record::State::Unknown { Ok(()) } else { Err(not_unknown(&found.record, found.now)) }
+        let record = &found.record;
+        match self {
+            _ if record.state != record::State::Unknown => Err(not_unknown(record, found.now)),
+            Self::Complete(_) if Head::decode(&record.head).is_err() => Err(unreadable(&record.head)),
+            Self::Complete(_) | Self::Release => Ok(()),
+        }
     }
 
     /// Ends the attempt of an unknown record so.
@@ -168,6 +173,17 @@ impl Resolution {
             Settled::NotCurrent { record: None } => Err(absent()),
         }
     }
+}
+
+fn unreadable(head: &Bytes) -> Problem {
+    let (why, needed) = match codec::is_sealed(head) {
+        true => ("it is encrypted with a key that is not in store.encryption_keys", "has the key"),
+        false => ("a later version of oncegate wrote it", "can read it"),
+    };
+    Kind::Unreadable.because(format!(
+        "this gate cannot read the record: {why}, and retries would get 503 rather than the answer. Give the answer at a gate that \
+         {needed}. `release` works here too"
+    ))
 }
 
 fn not_unknown(record: &Record, now: record::Timestamp) -> Problem {

@@ -5,6 +5,7 @@ mod audit;
 mod bulk;
 mod openapi;
 mod purge;
+mod sealed;
 mod stats;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use super::testing::{Admin, KEY, LEASE, START, origin, start, start_without_stor
 use crate::idempotency::codec::Answer;
 use crate::idempotency::record::{AttemptToken, RecordId, State, Timestamp};
 use crate::idempotency::unknown::UnknownCause;
+use crate::store::memory::Memory;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
 use crate::store::{NewRecord, Origin, Settlement, Store};
 use crate::telemetry::logged::logged;

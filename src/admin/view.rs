@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::endpoints::REVEALING;
 use super::precondition;
 use super::tokens::Role;
-use crate::idempotency::codec::{Answer, Details, Head};
+use crate::idempotency::codec::{Answer, Details, Head, is_sealed};
 use crate::idempotency::encoding::Hex;
 use crate::idempotency::record::{Record, RequestId, State};
 use crate::idempotency::recovery::unknown_since;
@@ -58,18 +58,25 @@ pub(super) struct RecordView {
     /// Whether this version cannot read the record; such a key is never run again.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     unreadable: bool,
+    /// Why not: it is encrypted and no key of this gate opens it, or it has a format that this version does not know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = UNREADABLE))]
+    unreadable_because: Option<&'static str>,
     /// Whether the rules changed since it was claimed, so that no request can find it any more.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     orphaned: bool,
 }
+
+/// Why a record cannot be read.
+const UNREADABLE: [&str; 2] = ["encrypted", "format"];
 
 /// Why the outcome of the attempt is unknown.
 #[derive(Debug, Serialize, JsonSchema)]
 struct UnknownView {
     /// When it turned unknown; nothing where an older release claimed the record.
     unknown_since: Option<String>,
-    /// In the words of `outcomes`, `shutdown`, `lease-expired`, or `not-recorded` where an older release held it; nothing in a
-    /// list, which leaves it out.
+    /// In the words of `outcomes`, `shutdown`, `lease-expired`, `not-recorded` where an older release held it, or `unreadable`;
+    /// nothing in a list, which leaves it out.
     #[serde(skip_serializing_if = "Option::is_none")]
     unknown_because: Option<String>,
 }
@@ -117,6 +124,9 @@ impl RecordView {
         let head = Head::decode(&record.head);
         let answer = record.answer.as_ref().filter(|_| record.state == State::Completed).map(Answer::decode);
         let unreadable = head.is_err() || matches!(answer, Some(Err(_)));
+        let is_encrypted =
+            [Some(&record.head), record.answer.as_ref()].into_iter().flatten().any(|value| is_sealed(value));
+        let unreadable_because = unreadable.then_some(UNREADABLE[usize::from(!is_encrypted)]);
         let head = head.ok();
         let revealed = match extent {
             Extent::RecordEntry => Revealed::default(),
@@ -125,7 +135,7 @@ impl RecordView {
         let details = head.as_ref().map(Head::details).unwrap_or_default();
         let unknown = (record.state == State::Unknown).then(|| UnknownView {
             unknown_since: unknown_since(record, &details).map(rfc3339),
-            unknown_because: (extent != Extent::RecordEntry).then(|| because(record, &details)),
+            unknown_because: (extent != Extent::RecordEntry).then(|| because(record, &details, head.is_some())),
         });
         let whole_key = details.key.as_ref().filter(|_| revealed.key).map(|key| key.as_str().to_owned());
         let shortened = || head.as_ref().map(|head| head.key.clone());
@@ -156,6 +166,7 @@ impl RecordView {
             expires_at: (!in_flight).then_some(until),
             answer: answer.and_then(Result::ok).map(|answer| AnswerView::of(&answer, revealed)),
             unreadable,
+            unreadable_because,
             orphaned: origin
                 .as_ref()
                 .is_some_and(|origin| is_orphaned(on_file, origin, record.claimed_at, details.rules)),
@@ -181,10 +192,12 @@ impl AnswerView {
 }
 
 /// Why the outcome of an unknown record's attempt is unknown.
-fn because(record: &Record, details: &Details) -> String {
+fn because(record: &Record, details: &Details, is_readable: bool) -> String {
     match record.answer.as_ref().map(UnknownCause::decode) {
         Some(Ok(cause)) => cause.to_string(),
         Some(Err(_)) => "unreadable".to_owned(),
+        // Whether a cause was to be written, its head says.
+        None if !is_readable => "unreadable".to_owned(),
         // An older release wrote no causes.
         None if details.request.is_none() => "not-recorded".to_owned(),
         // Its gate ended, or it could not reach the store in time.

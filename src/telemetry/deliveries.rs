@@ -1,17 +1,28 @@
 //! What is reported of accepted requests: how many are still to be delivered, and how far one of them is.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use prometheus::{Gauge, IntGauge, IntGaugeVec, Opts, Registry};
 
 use super::metrics::Metrics;
 use super::outcome::Code;
+use crate::idempotency::codec::is_sealed;
 use crate::store::deliveries::{Delivery, DeliveryCount};
 
-/// Whether a delivery was given up because the outcome of an attempt is unknown.
+/// Whether a delivery was given up because the outcome of an attempt is unknown, as far as can be read.
 #[must_use]
 pub fn is_given_up_as_unknown(delivery: &Delivery) -> bool {
     delivery.is_dead() && delivery.note.as_deref() == Some(Code::OutcomeUnknown.as_str().as_bytes())
+}
+
+/// What became of a delivery, to show. What is encrypted is not shown.
+#[must_use]
+pub fn note_of(delivery: &Delivery) -> Option<Cow<'_, str>> {
+    delivery.note.as_ref().map(|note| match is_sealed(note) {
+        true => Cow::Borrowed("encrypted with a key that this gate does not have"),
+        false => String::from_utf8_lossy(note),
+    })
 }
 
 /// How many attempts of a delivery have ended, one with an unknown outcome included: the queue itself counts those that ended in a

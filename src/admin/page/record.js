@@ -10,7 +10,10 @@ const WHOLE = /^[0-9a-fA-F]{64}$/;
 const BECAUSE = {
   "lease-expired": "its gate ended, or could not reach the store in time", "shutdown": "its gate was stopped while it ran", "timeout": "the upstream did not answer in time",
   "broken": "the upstream broke off", "not-recorded": "an older release held it and did not note why",
+  "unreadable": "this gate cannot read the record",
 };
+
+const unreadable = (record) => record.unreadable_because === "encrypted" ? "The record is encrypted, and no key of this gate opens it." : "A later version of oncegate wrote the record, and this one cannot read it.";
 
 export function record({ id, gate, signal, announce, say, again }) {
   const place = h("div", {}, h("p", { class: "quiet" }, "Asking for the record."));
@@ -52,7 +55,7 @@ export function record({ id, gate, signal, announce, say, again }) {
         ["Caller", code(record.caller)], ["Fingerprint", code(record.fingerprint)], ["Claimed by request", code(record.request)], ["Trace", code(record.trace_id)],
         ["Answer", record.status ? `${record.status}, ${record.content_type ?? "no type"}, ${record.body_bytes === null ? "its body is not kept" : bytes(record.body_bytes)}` : null],
         ["Lease until", time(record.lease_until, gate, true)], ["Expires", time(record.expires_at, gate, true)],
-        ["Orphaned", record.orphaned ? "The rules for keys changed: no request can find it any more." : null], ["Unreadable", record.unreadable ? "This version cannot read it. Its key is never run again." : null]]),
+        ["Orphaned", record.orphaned ? "The rules for keys changed: no request can find it any more." : null], ["Unreadable", record.unreadable ? `${unreadable(record)} Its key is never run again.` : null]]),
       isOperator && record.state === "completed" && revealed === null ? h("div", { class: "buttons" }, reveal("Show the answer", () => see("answer"))) : null,
       revealed,
       isOperator && wholeKey === null ? h("div", { class: "buttons" }, reveal("Show the whole key", () => see("key"))) : null);
@@ -107,7 +110,7 @@ export function record({ id, gate, signal, announce, say, again }) {
 
 // What a retry of its request gets.
 function sentence(record) {
-  if (record.unreadable) return "This version cannot read the record. A retry gets 503, and never runs.";
+  if (record.unreadable) return `${unreadable(record)} A retry gets 503, and never runs.`;
   if (record.state === "completed") return record.body_bytes === null || record.body_bytes === undefined ? `Its answer is ${record.status}. The body is not kept: a retry gets 409 response-not-stored.`
     : `Its answer is ${record.status}. A retry gets the same answer again, and does not run.`;
   if (record.state === "in-flight") return "The attempt runs. A retry waits or gets 409 in-flight, and does not run.";

@@ -58,9 +58,9 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
         "body_bytes",
     ];
     let known = ORDER.iter().filter_map(|name| members.get_key_value(*name));
-    let others = members
-        .iter()
-        .filter(|(name, _)| !ORDER.contains(&name.as_str()) && ![ANSWER_FIELD, "etag"].contains(&name.as_str()));
+    let others = members.iter().filter(|(name, _)| {
+        !ORDER.contains(&name.as_str()) && ![ANSWER_FIELD, "etag", "unreadable_because"].contains(&name.as_str())
+    });
     for (name, value) in known.chain(others) {
         let mut shown = text(value);
         match name.as_str() {
@@ -74,8 +74,12 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
                 }
             }
             "unreadable" if *value == true => {
-                shown += ": a later version of oncegate wrote it, or it is encrypted with a key that this gate lacks. Update the \
-                          gate, or add the key to store.encryption_keys";
+                shown += match members["unreadable_because"].as_str() {
+                    Some("encrypted") => {
+                        ": it is encrypted, and no key of this gate opens it. Add its key to store.encryption_keys"
+                    }
+                    _ => ": a later version of oncegate wrote it. Update the gate",
+                };
             }
             _ => {}
         }
@@ -122,6 +126,7 @@ fn explained(because: &str) -> Option<String> {
     Some(match because {
         "lease-expired" => "the gate of the attempt ended, or could not reach the store in time".to_owned(),
         "not-recorded" => "the release that held it did not write why".to_owned(),
+        "unreadable" => "this gate cannot read the record".to_owned(),
         "shutdown" => "the gate shut down before the upstream answered".to_owned(),
         "timeout" => "the upstream did not answer in time".to_owned(),
         "broken" => "the connection broke before the answer was complete".to_owned(),

@@ -9,7 +9,10 @@ use serde_json::json;
 use super::changing::with_content_type;
 use super::*;
 use crate::admin::testing::{Admin, start};
+use crate::idempotency::codec::SEALED;
+use crate::idempotency::record::{AttemptToken, RecordId};
 use crate::store::deliveries::{self, Change, DeliveryFilter, Take};
+use crate::store::{NewRecord, OriginId, Store};
 
 #[derive(Parser)]
 struct Cli {
@@ -241,6 +244,31 @@ async fn a_record_is_shown_resolved_and_purged() {
     let id = id.to_string();
     let release = ["resolve", &id, "--release", "--reason", "no charge"];
     assert_eq!(run(&admin, &release).await.unwrap(), format!("{id} released: its key is free\n"));
+}
+
+/// Its retries would get 503 still.
+#[tokio::test]
+async fn a_record_that_the_gate_cannot_read_says_so_and_is_not_completed() {
+    let admin = start(None).await;
+    let (id, minute) = (RecordId([3; 32]), Duration::from_secs(60));
+    for (head, said) in
+        [(&SEALED[..], "it is encrypted, and no key of this gate opens it"), (&[9, 9], "a later version")]
+    {
+        let (attempt, origin, head) = (AttemptToken([1; 16]), OriginId(1), Bytes::copy_from_slice(head));
+        let fresh = NewRecord { attempt, origin, lease: minute, ttl: minute, unknown_ttl: 2 * minute, head };
+        admin.store.claim(id, fresh).await.unwrap();
+        admin.pass(minute);
+        admin.store.expire_leases(10).await.unwrap();
+        let id = id.to_string();
+        let shown = run(&admin, &["show", &id]).await.unwrap();
+        assert!(shown.contains("unreadable: this gate cannot read the record") && shown.contains(said), "{shown}");
+        assert!(!shown.contains("did not write why"), "{shown}");
+        let complete = ["resolve", &id, "--complete", "--status", "200", "--reason", "ledger"];
+        let refused = run(&admin, &complete).await.unwrap_err();
+        assert!(refused.starts_with("unreadable: "), "{refused}");
+        let release = ["resolve", &id, "--release", "--reason", "ledger"];
+        assert_eq!(run(&admin, &release).await.unwrap(), format!("{id} released: its key is free\n"));
+    }
 }
 
 #[tokio::test]

@@ -317,7 +317,7 @@ impl ProtectedRequest {
         taken: &Taken,
     ) -> Result<Self, Duration> {
         let id = taken.delivery.id;
-        let unreadable = || deliver::unreadable(gate, id, &state.name);
+        let unreadable = || deliver::unreadable(gate, taken, &state.name);
         let record = codec::Head::decode(&taken.delivery.head).map_err(|_| unreadable())?;
         let stored = AcceptedRequest::decode(&taken.request).map_err(|_| unreadable())?;
         let permit = gate.shared.usage.requests.acquire(1).map(Arc::new).ok_or(RETRY_SOON)?;

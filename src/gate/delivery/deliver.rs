@@ -21,8 +21,9 @@ use super::disposition::{Disposition, Tries};
 use crate::gate::claim::id_rotation::IdHolder;
 use crate::gate::claim::protected::ProtectedRequest;
 use crate::gate::{Gate, RouteState};
+use crate::idempotency::codec::is_sealed;
 use crate::idempotency::delivery::{Deliver, Order};
-use crate::idempotency::record::{RecordId, State};
+use crate::idempotency::record::State;
 use crate::route::Route;
 use crate::store::deliveries::{self, Batch, Change, Delivery, DeliveryState, Held, Take, Taken};
 use crate::store::{Counting, Error, Origin, OriginId};
@@ -360,9 +361,18 @@ fn change_of(disposition: Disposition, route: &Route) -> Change {
 }
 
 /// The pause of a delivery that cannot be read.
-pub(super) fn unreadable(gate: &Gate, record: RecordId, route: &str) -> Duration {
+pub(super) fn unreadable(gate: &Gate, taken: &Taken, route: &str) -> Duration {
     if let Some(others) = gate.shared.unreadable.due() {
-        tracing::error!(%record, route, others, "an accepted request is in a format that this version cannot read");
+        let record = taken.delivery.id;
+        match is_sealed(&taken.delivery.head) || is_sealed(&taken.request) {
+            true => tracing::error!(
+                %record, route, others,
+                "an accepted request is encrypted with a key that store.encryption_keys does not have: it waits until a gate that has the key delivers it"
+            ),
+            false => tracing::error!(
+                %record, route, others, "an accepted request is in a format that this version cannot read"
+            ),
+        }
     }
     UNREADABLE_PAUSE
 }
@@ -371,11 +381,13 @@ pub(super) fn unreadable(gate: &Gate, record: RecordId, route: &str) -> Duration
 mod tests {
     use super::*;
     use crate::gate::tests::{gate_on, route};
+    use crate::idempotency::codec::SEALED;
     use crate::idempotency::delivery::DeliveryRate;
     use crate::idempotency::policy::Mode;
-    use crate::idempotency::record::{AttemptToken, Timestamp};
+    use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
     use crate::store::deliveries::{Lane, NewDelivery};
     use crate::store::memory::Memory;
+    use crate::telemetry::logged::logged;
 
     fn route_with(rate: &str) -> Arc<Route> {
         let mut route = route("orders", Mode::Accept, "host");
@@ -408,6 +420,24 @@ mod tests {
         // The gate of the attempt dies.
         sleep(HOLD).await;
         assert_eq!(take().await.unwrap().taken.len(), 1);
+    }
+
+    /// An operator who lacks a key would look for another version.
+    #[tokio::test(start_paused = true)]
+    async fn the_log_says_that_a_key_is_missing_for_a_request() {
+        let cases = [(&SEALED[..], "store.encryption_keys does not have"), (&[9, 9][..], "in a format")];
+        for (head, said) in cases {
+            let gate = gate_on(Memory::new(), Vec::new());
+            let queue = gate.shared.store.deliveries().unwrap();
+            let (id, token, origin) = (RecordId([1; 32]), AttemptToken([1; 16]), OriginId(1));
+            let (head, request, body) = (Bytes::copy_from_slice(head), Bytes::new(), Bytes::new());
+            queue.accept(id, NewDelivery { token, origin, lane: Lane(0), head, request, body }).await.unwrap();
+            let take = Take { origin, limit: 1, max_bytes: 1, hold: HOLD, is_ordered: false };
+            let taken = queue.take_due(take).await.unwrap().taken.remove(0);
+            let (lines, _logging) = logged();
+            assert_eq!(unreadable(&gate, &taken, "orders"), UNREADABLE_PAUSE);
+            assert!(lines.text().contains(said), "{}", lines.text());
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -25,7 +25,7 @@ use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
 use crate::store::deliveries::{self, Delivery, DeliveryState};
 use crate::store::{Error, Origin, RecordEntry};
-use crate::telemetry::deliveries::ended_attempts;
+use crate::telemetry::deliveries::{ended_attempts, note_of};
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::rfc3339;
 
@@ -207,8 +207,8 @@ impl Gate {
             if let (DeliveryProgress::Queued, DeliveryState::Queued { due }) = (progress, delivery.state) {
                 document["next_attempt_at"] = rfc3339(due).into();
             }
-            if let (DeliveryProgress::Dead, Some(note)) = (progress, &delivery.note) {
-                document["reason"] = String::from_utf8_lossy(note).into_owned().into();
+            if let (DeliveryProgress::Dead, Some(note)) = (progress, note_of(delivery)) {
+                document["reason"] = note.into();
             }
         }
         if let Some((record, _)) = found.record.as_ref().filter(|_| progress == DeliveryProgress::Completed) {

@@ -5,6 +5,7 @@ use bytes::Bytes;
 
 use super::Sealed;
 use super::keyring::{DecryptionError, Part, Sealing, Strictness};
+use crate::idempotency::codec::SEALED;
 use crate::idempotency::record::RecordId;
 use crate::store::deliveries::{
     self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
@@ -44,7 +45,13 @@ impl Deliveries for Sealed {
             let is_strict = is_sealed || self.keys.strictness(take.origin) == Strictness::Strict;
             let request = self.open_part(&delivery, Part::Request, request, is_strict);
             let body = self.open_part(&delivery, Part::Body, body, is_strict);
-            let (request, body) = request.zip(body).unwrap_or_default();
+            let (request, body) = match (request, body) {
+                (Ok(request), Ok(body)) => (request, body),
+                (Err(DecryptionError::NoKey), _) | (_, Err(DecryptionError::NoKey)) => {
+                    (Bytes::from_static(&SEALED), Bytes::new())
+                }
+                _ => Default::default(),
+            };
             Taken { delivery: self.open_delivery(delivery, is_strict), now, request, body }
         });
         Ok(Batch { taken: taken.collect(), ..batch })
@@ -95,9 +102,14 @@ impl Deliveries for Sealed {
 }
 
 impl Sealed {
-    /// What does not open is empty, and cannot be read: its request is not sent.
+    /// What does not open cannot be read, and its request is not sent: it stays encrypted where its key is missing, and is empty
+    /// where it was altered.
     fn open_delivery(&self, delivery: Delivery, is_strict: bool) -> Delivery {
-        let open = |part, value: &Bytes| self.open_part(&delivery, part, value.clone(), is_strict).unwrap_or_default();
+        let open = |part, value: &Bytes| match self.open_part(&delivery, part, value.clone(), is_strict) {
+            Ok(plain) => plain,
+            Err(DecryptionError::NoKey) => value.clone(),
+            Err(DecryptionError::Altered | DecryptionError::Plain) => Bytes::new(),
+        };
         let (head, note) =
             (open(Part::Head, &delivery.head), delivery.note.as_ref().map(|note| open(Part::Note, note)));
         Delivery { head, note, ..delivery }
@@ -110,14 +122,20 @@ impl Sealed {
         self.open_delivery(delivery, is_strict)
     }
 
-    /// Nothing where it does not open. Where `is_strict`, what is plain was written by somebody else.
-    fn open_part(&self, delivery: &Delivery, part: Part, value: Bytes, is_strict: bool) -> Option<Bytes> {
+    /// Where `is_strict`, what is plain was written by somebody else.
+    fn open_part(
+        &self,
+        delivery: &Delivery,
+        part: Part,
+        value: Bytes,
+        is_strict: bool,
+    ) -> Result<Bytes, DecryptionError> {
         let opened = if Sealing::of(&value) == Sealing::Plain && is_strict {
             Err(DecryptionError::Altered)
         } else {
             self.keys.open(delivery.id, delivery.token, part, &value)
         };
-        opened.map_err(|closed| (self.report)(delivery.id, closed)).ok()
+        opened.inspect_err(|closed| (self.report)(delivery.id, *closed))
     }
 }
 
@@ -127,6 +145,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::idempotency::codec::is_sealed;
     use crate::idempotency::record::AttemptToken;
     use crate::store::Store;
     use crate::store::deliveries::Lane;
@@ -154,6 +173,25 @@ mod tests {
             assert_eq!((taken.request.len(), taken.body.len()), if comes > 0 { (4, comes) } else { (0, 0) });
             assert!(sealed.discard(id, token).await.unwrap());
         }
+    }
+
+    /// A gate that has another key tells by what it gets that one is missing.
+    #[tokio::test]
+    async fn what_its_key_is_missing_for_stays_encrypted_and_is_not_sent() {
+        let memory: Arc<dyn Store> = Arc::new(Memory::new());
+        let sealed_with = |key| {
+            let keys = Keyring::new(vec![SealingKey::new("a".into(), &[key; 32])]);
+            Sealed::new(Arc::clone(&memory), Arc::new(keys), "s".into(), |_, _| {})
+        };
+        let (id, token, plain) = (RecordId([1; 32]), AttemptToken([1; 16]), Bytes::from_static(b"plain"));
+        let (origin, head, request) = (OriginId(1), plain.clone(), plain.clone());
+        let new = NewDelivery { token, origin, lane: Lane(0), head, request, body: plain };
+        sealed_with(1).accept(id, new).await.unwrap();
+        let take = Take { origin, limit: 1, max_bytes: 100, hold: Duration::ZERO, is_ordered: false };
+        let taken = sealed_with(2).take_due(take).await.unwrap().taken.remove(0);
+        assert!(is_sealed(&taken.delivery.head) && is_sealed(&taken.request) && taken.body.is_empty());
+        let shown = sealed_with(2).delivery(id).await.unwrap().unwrap();
+        assert!(is_sealed(&shown.head));
     }
 
     /// Somebody who writes to the store can write a request there, and whose it is.
