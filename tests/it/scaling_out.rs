@@ -4,7 +4,7 @@ mod moving;
 
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::migrate::{done, refused};
 use crate::servers::Postgres;
@@ -188,8 +188,22 @@ fn a_server_that_hangs_holds_up_no_other() {
     let answers: Vec<_> = long.into_iter().map(|long| long.join().expect("an answer")).collect();
     let executed = answers.iter().filter(|answer| answer.word() == "executed").count();
     assert!(executed >= 4, "{executed} of 12 kept their leases");
+    // What would change many records is refused at once, and says for which server.
+    for (is_dry_run, reason) in [(true, ""), (false, "a test")] {
+        let (asked, body) = (Instant::now(), json!({"all": true, "dry_run": is_dry_run, "reason": reason}));
+        let refused = gate.admin("POST", "/api/v1/records/purge", Some(&body));
+        let said = refused.json()["detail"].to_string();
+        assert!(
+            refused.status == 503 && said.contains("does not answer") && said.contains("nothing was changed"),
+            "{said}"
+        );
+        assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+    }
     servers[2].go_on();
     eventually("it goes on", || (gate.admin("GET", "/readyz", None).json()["away"].is_null()).then_some(()));
+    let purged =
+        gate.admin("POST", "/api/v1/records/purge", Some(&json!({"filter": {"state": "completed"}, "dry_run": true})));
+    assert_eq!(purged.status, 200);
     // Those of the others are recorded, and none ran twice.
     for key in 0..12 {
         assert_eq!(upstream.runs_of(&format!("long-{key}")), 1);
