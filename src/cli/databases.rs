@@ -5,17 +5,20 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::config::Postgres as Settings;
 use crate::store::Store;
 use crate::store::postgres::layout::{Database, OwnedTwice, find};
 use crate::store::postgres::{Description, OpenError, Opened, Postgres};
-use crate::store::sharded::layout::{DatabaseId, DatabaseMap, Found, Misfit, fit, follow};
+use crate::store::sharded::layout::{DatabaseId, DatabaseMap, Found, Misfit, NotKnown, fit, follow};
 use crate::store::sharded::{Databases, Sharded};
 
 /// How long a database may take to say where records are. What another one says is enough.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Between two looks at databases of which two seem to take claims of the same ids.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// A store of several databases.
 pub(super) struct Spread {
@@ -83,27 +86,41 @@ pub(super) async fn open(databases: Vec<Settings>, wrap: Wrap, observe: Observe)
 impl List {
     /// What the databases say that can be reached. Fails where one says no, as to a login, and where two take claims of the same ids.
     async fn look_twice(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
+        let looks = self.owning_apart(None).await?;
+        self.found(looks, |error| matches!(error, OpenError::Unreachable(_)))
+    }
+
+    /// What each says, within `patience`. Fails where two of them take claims of the same ids.
+    async fn owning_apart(&self, patience: Option<Duration>) -> Result<Vec<Result<Database, OpenError>>, OpenError> {
         let mut owned_twice = None;
         loop {
-            let looks = join_all(self.databases.iter().map(|database| find(&database.settings))).await;
+            let looks = self.looks(patience).await;
             let reached = looks.iter().zip(&self.names).filter_map(|(look, name)| Some((&**name, look.as_ref().ok()?)));
             // Records may have moved from one to another between the looks.
             match OwnedTwice::find(reached) {
                 Some(twice) if owned_twice.as_ref() == Some(&twice) => return Err(twice.into_misfit().into()),
                 Some(twice) => owned_twice = Some(twice),
-                None => return self.found(looks, |error| matches!(error, OpenError::Unreachable(_))),
+                None => return Ok(looks),
             }
+            sleep(BETWEEN_LOOKS).await;
         }
     }
 
     /// The same for a gate that serves: a database that says no, or nothing, is no reason not to use the others.
     async fn look_again(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
-        let late = |_| Err(OpenError::Unreachable("it did not answer in time".to_owned()));
-        let looks = self
-            .databases
-            .iter()
-            .map(async |database| timeout(PATIENCE, find(&database.settings)).await.unwrap_or_else(late));
-        self.found(join_all(looks).await, |_| true)
+        self.found(self.looks(Some(PATIENCE)).await, |_| true)
+    }
+
+    async fn looks(&self, patience: Option<Duration>) -> Vec<Result<Database, OpenError>> {
+        let looks = self.databases.iter().map(|database| async move {
+            let look = find(&database.settings);
+            let late = || Err(OpenError::Unreachable("it did not answer in time".to_owned()));
+            match patience {
+                Some(patience) => timeout(patience, look).await.unwrap_or_else(|_| late()),
+                None => look.await,
+            }
+        });
+        join_all(looks).await
     }
 
     /// What was found, where all errors of databases are ones to `pass_over` and one was reached.
@@ -155,8 +172,9 @@ impl List {
 #[async_trait]
 impl Databases for List {
     async fn open(&self, index: usize) -> Result<Arc<dyn Store>, String> {
-        // It may have come back as another one, or with another list.
-        let (found, _) = self.look_again().await.map_err(|error| error.to_string())?;
+        // It may have come back as another one, with another list, or with ids that others own by now.
+        let looks = self.owning_apart(Some(PATIENCE)).await.map_err(|error| error.to_string())?;
+        let (found, _) = self.found(looks, |_| true).map_err(|error| error.to_string())?;
         if found[index].is_some() {
             fit(&self.names, &found).map_err(|misfit| misfit.to_string())?;
         }
@@ -167,10 +185,9 @@ impl Databases for List {
         Ok((self.wrap)(store, self.names[index].as_str().into()))
     }
 
-    async fn routes(&self, ids: &[DatabaseId]) -> Result<DatabaseMap, String> {
-        let (found, _) = self.look_again().await.map_err(|error| error.to_string())?;
+    async fn routes(&self, ids: &[DatabaseId]) -> Result<DatabaseMap, NotKnown> {
+        let (found, _) = self.look_again().await.map_err(|error| NotKnown::Unreached(error.to_string()))?;
         follow(ids, &found)
-            .ok_or_else(|| "the databases do not say where records are, or contradict each other".to_owned())
     }
 
     fn observed(&self, index: usize, is_up: bool) {

@@ -100,9 +100,13 @@ pub(super) async fn subscribe(
         query: AMQPQueryString { heartbeat: Some(HEARTBEAT), ..AMQPQueryString::default() },
     };
     let properties = ConnectionProperties::default().with_connection_name(format!("oncegate {}", settings.name).into());
-    let dead_letters = DeadLetters::open(uri.clone(), properties.clone(), settings.dead_letter()).await?;
-    let connection = Connection::connect_uri(uri, properties).await?;
-    let channel = receiving(&connection, most).await?;
+    let dead_letters = DeadLetters::open(uri.clone(), properties.clone(), settings.dead_letter());
+    let receiving = async {
+        let connection = Connection::connect_uri(uri, properties).await?;
+        let channel = receiving(&connection, most).await?;
+        Ok((connection, channel))
+    };
+    let (dead_letters, (connection, channel)) = tokio::try_join!(dead_letters, receiving)?;
     Ok(Box::new(Queue {
         name: Arc::clone(&settings.name),
         queue: short(&source.queue)?,
@@ -191,6 +195,7 @@ impl Subscription for Queue {
         let Some((delivery, body)) = self.unacknowledged.remove(&receipt) else { return Ok(EndReply::Taken) };
         match end {
             MessageEnd::Done => {}
+            MessageEnd::Returned if self.dead_letters.was_stored(receipt).await => {}
             MessageEnd::Dead(reason) => {
                 let properties = self.dead_letter_properties(&delivery.properties, reason)?;
                 if let Err(error) = self.dead_letters.store(receipt, properties, body.clone()).await {
@@ -201,7 +206,6 @@ impl Subscription for Queue {
             // It goes back with the connection. Before, it would only come here again.
             MessageEnd::Returned if self.is_alone => return Ok(EndReply::Taken),
             MessageEnd::Returned => {
-                self.dead_letters.forget(receipt);
                 let options = BasicNackOptions { requeue: true, ..BasicNackOptions::default() };
                 return sent(delivery.nack(options).await?);
             }

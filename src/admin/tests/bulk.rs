@@ -9,7 +9,7 @@ use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::identity::RulesTag;
 use crate::idempotency::key::Key;
 use crate::idempotency::scope::{Caller, ScopePart};
-use crate::store::sharded::layout::{DatabaseId, DatabaseMap};
+use crate::store::sharded::layout::{DatabaseId, DatabaseMap, NotKnown};
 use crate::store::sharded::{Databases, Sharded};
 use crate::store::{Expiry, NamespaceRuleSet};
 
@@ -325,7 +325,7 @@ impl Databases for TwoDatabases {
         Err("it is open".to_owned())
     }
 
-    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, NotKnown> {
         Ok(DatabaseMap::fixed(2))
     }
 

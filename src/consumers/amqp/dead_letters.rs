@@ -57,9 +57,12 @@ impl DeadLetters {
         Err(Error("the broker does not confirm dead letters; has it an alarm for memory or disk?".to_owned()))
     }
 
-    /// The message of a dead letter goes back to its queue.
-    pub(super) fn forget(&mut self, receipt: u64) {
-        self.unconfirmed.remove(&receipt);
+    /// The message of a dead letter is to go back to its queue, unless the broker has stored the letter meanwhile. Then it is over.
+    pub(super) async fn was_stored(&mut self, receipt: u64) -> bool {
+        match self.unconfirmed.remove(&receipt) {
+            Some(publishing) if publishing.0.is_finished() => publishing.await.is_ok(),
+            _ => false,
+        }
     }
 
     pub(super) async fn close(&mut self) {

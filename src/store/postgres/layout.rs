@@ -1,21 +1,29 @@
 //! What a database knows of the list that it stands in: see `migrations/postgres/0011_layout.sql`.
 
 use std::fmt;
+use std::time::Duration;
 
-use tokio::time::Instant;
-use tokio_postgres::Client;
+use tokio::time::{Instant, sleep};
 use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Error as SqlError};
 
 use super::connect::Connector;
 use super::pool::Pool;
 use super::ranges::Range;
-use super::schema::{self, LOCK};
+use super::schema::{self, LOCK, LOCK_TIMEOUT};
 use super::session::Session;
-use super::{OpenError, Settings, hosts};
+use super::{OpenError, Settings, error, hosts};
 use crate::idempotency::record::Timestamp;
 use crate::store::Error;
 use crate::store::sharded::layout::{DatabaseId, Found, Layout, Misfit, fit};
 use crate::store::sharded::placement::beginning;
+
+/// How often databases are tried to be joined that others have locked, and the pause between, in which those go on.
+const TRIES: u32 = 60;
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Keeps claims, deliveries and entries from a database that joins a list: it must have none then.
+const HOLD: &str = "LOCK TABLE oncegate.record, oncegate.delivery, oncegate.audit IN SHARE ROW EXCLUSIVE MODE";
 
 /// The identity of a store, and its time when it was opened.
 #[derive(Clone, Copy)]
@@ -61,17 +69,33 @@ pub async fn find(settings: &Settings) -> Result<Database, OpenError> {
 }
 
 /// Makes databases one store, which they may be already. All of them must be there, with the schema, and without records
-/// where they are not. Returns whether anything was changed.
+/// where they are not. Returns whether anything was changed. Where others have a database locked, it tries again.
 ///
 /// # Errors
 /// See [`OpenError`].
 pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, OpenError> {
     let mut sessions = Vec::new();
-    let mut looks = Vec::new();
     for settings in databases {
-        let session = Connector::new(settings).connect_unchecked().await?;
+        sessions.push(Connector::new(settings).connect_unchecked().await?);
+    }
+    let mut tries = 1;
+    loop {
+        match try_join(names, &mut sessions).await? {
+            Ok(is_changed) => return Ok(is_changed),
+            Err(error) if error::is_transient(&error) && tries < TRIES => {
+                tries += 1;
+                sleep(PAUSE).await;
+            }
+            Err(error) => return Err(OpenError::of(&error)),
+        }
+    }
+}
+
+/// An error of a statement in the place of an answer: nothing was changed, unless it was lost at the end.
+async fn try_join(names: &[String], sessions: &mut [Session]) -> Result<Result<bool, SqlError>, OpenError> {
+    let mut looks = Vec::new();
+    for session in &*sessions {
         looks.push(look(session.client()).await?);
-        sessions.push(session);
     }
     let members: Vec<DatabaseId> = looks.iter().map(|database| database.found.id).collect();
     let found = |database: &Database| {
@@ -81,18 +105,35 @@ pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, Open
     };
     let all: Vec<_> = looks.iter().map(found).collect();
     fit(names, &all)?;
-    let (store, secret) = (looks[0].opened.id, looks[0].opened.secret);
+    let single = |index: usize| Misfit::Single { name: names[index].clone(), place: index + 1, count: members.len() };
+    // A store that serves is not even locked.
+    let is_single = |database: &Database| database.found.layout.is_none() && database.has_records;
+    if let Some(index) = looks.iter().position(is_single) {
+        return Err(single(index).into());
+    }
     // In one order, whatever the list says: of two that make different lists of the same databases, one finds the first
     // taken, and changes nothing.
     let mut order: Vec<(usize, &mut Session)> = sessions.iter_mut().enumerate().collect();
     order.sort_by_key(|(index, _)| members[*index]);
-    // All of them are held, and no claim is made in one meanwhile, before the first is changed.
+    // All that join are held, and no claim is made in one meanwhile, before the first is changed for good.
     let mut joining = Vec::new();
     for (index, session) in order {
-        let transaction = session.client_mut().transaction().await.map_err(|error| OpenError::of(&error))?;
-        let hold = format!("{LOCK}; LOCK TABLE oncegate.record, oncegate.delivery IN SHARE ROW EXCLUSIVE MODE");
-        transaction.batch_execute(&hold).await.map_err(|error| OpenError::of(&error))?;
-        let database = look(transaction.client()).await?;
+        let begun = async {
+            let transaction = session.client_mut().transaction().await?;
+            transaction.batch_execute(&format!("{LOCK_TIMEOUT}; {LOCK}")).await?;
+            Ok::<_, SqlError>(transaction)
+        };
+        let transaction = match begun.await {
+            Ok(transaction) => transaction,
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut database = look(transaction.client()).await?;
+        if database.found.layout.is_none() {
+            if let Err(error) = transaction.batch_execute(HOLD).await {
+                return Ok(Err(error));
+            }
+            database = look(transaction.client()).await?;
+        }
         if database.found.layout.is_some() {
             // Another process may have joined it meanwhile.
             let mut found = vec![None; members.len()];
@@ -101,16 +142,16 @@ pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, Open
             continue;
         }
         if database.has_records {
-            let (name, place, count) = (names[index].clone(), index + 1, members.len());
-            return Err(Misfit::Single { name, place, count }.into());
+            return Err(single(index).into());
         }
         joining.push((index, transaction));
     }
     let is_changed = !joining.is_empty();
-    for (index, transaction) in joining {
-        let from = beginning(index, members.len());
+    let (store, secret) = (looks[0].opened.id, looks[0].opened.secret);
+    for (index, transaction) in &joining {
+        let from = beginning(*index, members.len());
         let to = (index + 1 < members.len()).then(|| beginning(index + 1, members.len()));
-        let number = i16::try_from(index).unwrap_or(i16::MAX);
+        let number = i16::try_from(*index).unwrap_or(i16::MAX);
         let values: [(&(dyn ToSql + Sync), Type); 6] = [
             (&&store[..], Type::BYTEA),
             (&&secret[..], Type::BYTEA),
@@ -119,11 +160,18 @@ pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, Open
             (&from, Type::BYTEA),
             (&to, Type::BYTEA),
         ];
-        let join = "SELECT oncegate.join_v1($1, $2, $3, NULL, $4, $5, $6)";
-        transaction.query_typed(join, &values).await.map_err(|error| OpenError::of(&error))?;
-        transaction.commit().await.map_err(|error| OpenError::of(&error))?;
+        if let Err(error) =
+            transaction.query_typed("SELECT oncegate.join_v1($1, $2, $3, NULL, $4, $5, $6)", &values).await
+        {
+            return Ok(Err(error));
+        }
     }
-    Ok(is_changed)
+    for (_, transaction) in joining {
+        if let Err(error) = transaction.commit().await {
+            return Ok(Err(error));
+        }
+    }
+    Ok(Ok(is_changed))
 }
 
 /// Two databases that take claims of the same ids, the name of each, and the first such ids.

@@ -100,10 +100,21 @@ pub enum Misfit {
         /// The first one behind `--from`.
         first: String,
     },
+    /// One was removed by an earlier move.
+    #[error(
+        "{name} was removed from its store, and {flag} names it\n  hint: once no gate has it in its list, run `DROP SCHEMA oncegate \
+         CASCADE` there, and prepare it anew with `oncegate migrate --store`"
+    )]
+    Removed {
+        /// The database.
+        name: String,
+        /// The flag.
+        flag: &'static str,
+    },
     /// One has been moved to, and another knows of no move.
     #[error(
-        "{name} says that its records have moved to the list behind --to, and {other} knows of no move\n  hint: if {name} is new and \
-         has no records, run `DROP SCHEMA oncegate CASCADE` there and prepare it again; else one of them is an older backup"
+        "{name} says that it stands in the list behind --to already, and {other} knows of no move\n  hint: if {name} is new and has no \
+         records, run `DROP SCHEMA oncegate CASCADE` there and prepare it again; else one of them is an older backup"
     )]
     NotOfMove {
         /// The database.
@@ -181,17 +192,28 @@ pub fn fit(names: &[String], found: &[Option<Found>]) -> Result<DatabaseMap, Mis
 }
 
 /// Where records are now, for a gate that serves with a list that fitted when it started: `found` is in the order of `ids`.
-/// Nothing if no database says it, or if they contradict each other: one of them may be an older backup. While a list changes, they
-/// may do so for a moment.
-#[must_use]
-pub fn follow(ids: &[DatabaseId], found: &[Option<Found>]) -> Option<DatabaseMap> {
-    let known = latest(found)?;
+///
+/// # Errors
+/// See [`NotKnown`].
+pub fn follow(ids: &[DatabaseId], found: &[Option<Found>]) -> Result<DatabaseMap, NotKnown> {
+    let known = latest(found).ok_or_else(|| NotKnown::Unreached("none says it".to_owned()))?;
     let agrees = |one: &Found| {
         let Some(layout) = &one.layout else { return true };
         // What was removed hears of no later list.
         !layout.members.contains(&one.id) && layout.target.is_none() || known.agrees_with(layout)
     };
-    found.iter().flatten().all(agrees).then(|| DatabaseMap::of(known, ids))
+    if found.iter().flatten().all(agrees) { Ok(DatabaseMap::of(known, ids)) } else { Err(NotKnown::Contradiction) }
+}
+
+/// Why it is not known where records are.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotKnown {
+    /// No database could be asked.
+    #[error("{0}")]
+    Unreached(String),
+    /// One of them may be an older backup. While a list changes, they may contradict each other for a moment.
+    #[error("the databases contradict each other")]
+    Contradiction,
 }
 
 impl Layout {
@@ -220,6 +242,10 @@ impl Misfit {
         place: usize,
         count: usize,
     ) -> Self {
+        let is_removed = |layout: &Layout| layout.target.is_none() && !layout.members.contains(&found.id);
+        if found.layout.as_ref().is_some_and(is_removed) {
+            return Self::Removed { name, flag };
+        }
         let alone = || "a store by itself, with records".to_owned();
         let said = found.layout.as_ref().map_or_else(alone, |layout| describe(&found.id, layout));
         Self::Elsewhere { name, said, flag, place: place + 1, count }
@@ -358,13 +384,13 @@ mod tests {
     #[test]
     fn a_gate_that_serves_follows_records_into_any_list_of_what_it_knows() {
         let found = |members: &[DatabaseId]| [says(A, members, None), None, says(C, members, None)];
-        let routes = |members: &[DatabaseId]| follow(&[A, B, C], &found(members)).map(|routes| routes.members);
+        let routes = |members: &[DatabaseId]| follow(&[A, B, C], &found(members)).ok().map(|routes| routes.members);
         assert_eq!(routes(&[C, A]), Some(vec![Some(2), Some(0)]));
         assert_eq!(routes(&[A, [0xd; 16]]), Some(vec![Some(0), None]));
-        assert_eq!(follow(&[A], &[None]), None);
+        assert!(matches!(follow(&[A], &[None]), Err(NotKnown::Unreached(_))));
         // It was removed before the move that the others know of.
         let removed = [says(C, &[A, B], None), says(A, &[A, B, [0xd; 16]], None)];
-        let members = follow(&[C, A], &removed).map(|routes| routes.members);
+        let members = follow(&[C, A], &removed).ok().map(|routes| routes.members);
         assert_eq!(members, Some(vec![Some(1), None, None]));
     }
 
@@ -372,14 +398,14 @@ mod tests {
     #[test]
     fn a_gate_that_serves_follows_no_databases_that_contradict_each_other() {
         let (two, three) = ([A, B], [A, B, C]);
-        let ids = [A, B, C];
-        assert_eq!(follow(&ids, &[says(A, &two, None), says(B, &three, None), says(C, &three, None)]), None);
-        assert_eq!(follow(&ids, &[says(B, &three, None), says(A, &two, None)]), None);
+        let (ids, contradiction) = ([A, B, C], Err(NotKnown::Contradiction));
+        assert_eq!(follow(&ids, &[says(A, &two, None), says(B, &three, None), says(C, &three, None)]), contradiction);
+        assert_eq!(follow(&ids, &[says(B, &three, None), says(A, &two, None)]), contradiction);
         let moving = |id| says(id, &two, Some(&three));
         for found in [[says(A, &two, None), moving(B), moving(C)], [says(A, &three, None), moving(B), moving(C)]] {
-            assert!(follow(&ids, &found).is_some());
+            assert!(follow(&ids, &found).is_ok());
         }
-        assert_eq!(follow(&ids, &[says(A, &[A, C], None), moving(B), moving(C)]), None);
+        assert_eq!(follow(&ids, &[says(A, &[A, C], None), moving(B), moving(C)]), contradiction);
     }
 
     #[test]

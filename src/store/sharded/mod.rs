@@ -30,7 +30,7 @@ use futures_util::future::{BoxFuture, join_all, try_join_all};
 use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinSet;
 
-use self::layout::{DatabaseId, DatabaseMap};
+use self::layout::{DatabaseId, DatabaseMap, NotKnown};
 use self::member::{Adoption, Member};
 use self::moving::{Moved, look_where_records_are};
 use self::placement::place_of;
@@ -55,7 +55,7 @@ pub trait Databases: Send + Sync + 'static {
     async fn open(&self, index: usize) -> Result<Arc<dyn Store>, String>;
 
     /// Which databases have records now: the list has those with these ids.
-    async fn routes(&self, ids: &[DatabaseId]) -> Result<DatabaseMap, String>;
+    async fn routes(&self, ids: &[DatabaseId]) -> Result<DatabaseMap, NotKnown>;
 
     /// A database did or did not answer when it was asked whether it works.
     fn observed(&self, index: usize, is_up: bool);

@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::layout::NotKnown;
 use super::{DatabaseMap, Databases, Sharded};
 use crate::idempotency::record::RecordId;
 use crate::store::{Error, ErrorKind};
@@ -58,7 +59,7 @@ impl Sharded {
     /// notices by itself only from time to time that they move, and a list without those of a new database would look whole.
     pub(super) async fn look(&self) -> Result<DatabaseMap, Error> {
         let known = self.routes.load_full();
-        let unsaid = |why: String| Error::determinate(ErrorKind::Unavailable, why);
+        let unsaid = |why: NotKnown| Error::determinate(ErrorKind::Unavailable, why.to_string());
         let found = self.databases.routes(&known.ids).await.map_err(unsaid)?;
         if found != *known {
             self.is_moved.notify_one();
@@ -81,15 +82,10 @@ pub(super) async fn look_where_records_are(
         let is_refused = timeout(pause, is_moved.notified()).await.is_ok();
         match databases.routes(&now.ids).await {
             Ok(found) => {
-                if found.is_partial() {
-                    if reminder.is_due() {
-                        tracing::warn!(
-                            "records are in a database that [store] url does not name, and requests with their keys get 503: restart \
-                             the gate with the list that the store has now"
-                        );
-                    }
-                } else {
-                    reminder = Reminder::default();
+                match unnamed(&found) {
+                    None => reminder = Reminder::default(),
+                    Some(what) if reminder.is_due() => tracing::warn!("{what}"),
+                    Some(_) => {}
                 }
                 if *now != found {
                     match found.target {
@@ -99,18 +95,42 @@ pub(super) async fn look_where_records_are(
                     routes.store(Arc::new(found));
                 }
             }
-            Err(error) if !is_refused => tracing::debug!(error, "where records are could not be looked up"),
-            Err(error) => {
+            Err(error @ NotKnown::Contradiction) => {
                 if reminder.is_due() {
-                    tracing::warn!(
-                        error,
-                        "a database refuses records as another's: see that no database is an older backup, and restart the gate with \
-                         the list that the store has now"
+                    tracing::error!(
+                        %error,
+                        "one database of the store may be an older backup, in which requests can run again: stop the gates until every \
+                         database is of the same moment"
                     );
                 }
             }
+            Err(error) if is_refused && reminder.is_due() => tracing::warn!(
+                %error,
+                "a database refuses records as another's: restart the gate with the list that the store has now"
+            ),
+            Err(error) => tracing::debug!(%error, "where records are could not be looked up"),
         }
         sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// What a gate cannot do that names a part of the databases.
+fn unnamed(found: &DatabaseMap) -> Option<&'static str> {
+    let is_partial = |list: &Vec<Option<usize>>| list.iter().any(Option::is_none);
+    match (is_partial(&found.members), found.target.as_ref().map(is_partial)) {
+        (_, Some(true)) => Some(
+            "records move to a database that [store] url does not name: requests with keys that have moved there get 503; restart \
+             the gate with the next list",
+        ),
+        (true, Some(false)) => Some(
+            "records move from a database that [store] url does not name: until the move ends, requests with keys that are still \
+             there get 503",
+        ),
+        (true, None) => Some(
+            "records are in a database that [store] url does not name, and requests with their keys get 503: restart the gate with \
+             the list that the store has now",
+        ),
+        (false, _) => None,
     }
 }
 

@@ -29,7 +29,7 @@ impl Databases for Late {
         }
     }
 
-    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, NotKnown> {
         Ok(DatabaseMap::fixed(2))
     }
 
@@ -167,7 +167,7 @@ impl Databases for Moving {
         Err("it is open".to_owned())
     }
 
-    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, NotKnown> {
         Ok(if self.0.load(Ordering::SeqCst) { DatabaseMap::fixed(2) } else { moving() })
     }
 
@@ -200,7 +200,7 @@ impl Databases for ScriptedDatabases {
         Err("it is open".to_owned())
     }
 
-    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, NotKnown> {
         Ok(DatabaseMap::clone(&self.0.load()))
     }
 

@@ -1,9 +1,9 @@
 //! Refuses a move that would lose a record, or give an id two owners.
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::member::Member;
-use super::{MAX_SKEW, Moving};
+use super::{MAX_SKEW, Moving, POLL};
 use crate::store::postgres::OpenError;
 use crate::store::postgres::layout::{OwnedTwice, look};
 use crate::store::sharded::layout::{Layout, Misfit};
@@ -32,11 +32,7 @@ impl Moving {
             let is_former = index < self.lists.from.len();
             let found = &member.database.found;
             let fits = match &found.layout {
-                Some(Layout { members, target: None }) => {
-                    // One that an earlier move has removed may come back.
-                    let is_empty = || !member.database.has_records && member.database.owned.is_empty();
-                    *members == self.lists.from && (is_former || !members.contains(&found.id) && is_empty())
-                }
+                Some(Layout { members, target: None }) => is_former && *members == self.lists.from,
                 Some(Layout { members, target: Some(target) }) => {
                     *members == self.lists.from && *target == self.lists.to
                 }
@@ -67,6 +63,7 @@ impl Moving {
                 Some(twice) => owned_twice = Some(twice),
                 None => return Ok(()),
             }
+            sleep(POLL).await;
         }
     }
 

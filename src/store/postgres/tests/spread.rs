@@ -1,10 +1,11 @@
 //! A store that is spread over several databases, each of which keeps others out.
 
 use futures_util::future::BoxFuture;
+use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::store::servers::Session;
-use crate::store::sharded::layout::{DatabaseId, DatabaseMap, Found, fit};
+use crate::store::sharded::layout::{DatabaseId, DatabaseMap, Found, NotKnown, fit};
 use crate::store::sharded::placement::place_of;
 use crate::store::sharded::{Databases, Sharded};
 
@@ -37,7 +38,7 @@ impl Databases for Open {
         Err("it is open".to_owned())
     }
 
-    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, String> {
+    async fn routes(&self, _: &[DatabaseId]) -> Result<DatabaseMap, NotKnown> {
         Ok(DatabaseMap::fixed(3))
     }
 
@@ -136,6 +137,40 @@ async fn a_database_with_records_joins_no_list() {
             assert_eq!(database.value("SELECT count(*) FROM oncegate.layout"), "0");
         }
     }
+}
+
+/// What is joined already, and what is refused, is not locked: claims would wait behind it.
+#[tokio::test]
+async fn who_has_a_table_holds_up_nobody_where_no_list_is_made() {
+    let Some(databases) = databases().await else { return };
+    let Some(one) = database() else { return };
+    one.run("UPDATE oncegate.store SET id = decode(repeat('00', 16), 'hex')");
+    open(&one.url).await.claim(RecordId([7; 32]), contract::fresh(1)).await.unwrap();
+    let held: Vec<_> = databases.iter().chain([&one]).map(Database::session).collect();
+    for session in &held {
+        session.run("BEGIN; LOCK TABLE oncegate.record IN ROW EXCLUSIVE MODE");
+    }
+    let within = Duration::from_secs(20);
+    let joined = timeout(within, layout::join(&names(&databases), &all(&databases))).await;
+    assert!(!joined.expect("it waits for nobody").unwrap());
+    let Some(new) = database() else { return };
+    let two = [new, one];
+    let refused = timeout(within, layout::join(&names(&two), &all(&two))).await;
+    assert!(refused.expect("it waits for nobody").is_err());
+    // Where one joins, others go on between its tries.
+    let Some(other) = database() else { return };
+    other.run("UPDATE oncegate.store SET id = uuid_send(gen_random_uuid())");
+    let [new, _] = two;
+    let two = [new, other];
+    let session = two[1].session();
+    session.run("BEGIN; LOCK TABLE oncegate.record IN ROW EXCLUSIVE MODE");
+    let ending = async {
+        sleep(Duration::from_millis(1200)).await;
+        session.run("COMMIT");
+    };
+    let (names, settings) = (names(&two), all(&two));
+    let (joined, ()) = tokio::join!(layout::join(&names, &settings), ending);
+    assert!(joined.unwrap());
 }
 
 /// Two may move records at once, and one of them may have slept: what it knows of a range is old.
