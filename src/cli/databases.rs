@@ -90,25 +90,22 @@ impl List {
         self.found(looks, |error| matches!(error, OpenError::Unreachable(_)))
     }
 
-    /// What each says, within `patience`. Fails where two of them take claims of the same ids.
-    async fn owning_apart(&self, patience: Option<Duration>) -> Result<Vec<Result<Database, OpenError>>, OpenError> {
-        let mut owned_twice = None;
-        loop {
-            let looks = self.looks(patience).await;
-            let reached = looks.iter().zip(&self.names).filter_map(|(look, name)| Some((&**name, look.as_ref().ok()?)));
-            // Records may have moved from one to another between the looks.
-            match OwnedTwice::find(reached) {
-                Some(twice) if owned_twice.as_ref() == Some(&twice) => return Err(twice.into_misfit().into()),
-                Some(twice) => owned_twice = Some(twice),
-                None => return Ok(looks),
-            }
-            sleep(BETWEEN_LOOKS).await;
-        }
-    }
-
     /// The same for a gate that serves: a database that says no, or nothing, is no reason not to use the others.
     async fn look_again(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
         self.found(self.looks(Some(PATIENCE)).await, |_| true)
+    }
+
+    /// What each says, within `patience`. Fails where two of them take claims of the same ids.
+    async fn owning_apart(&self, patience: Option<Duration>) -> Result<Vec<Result<Database, OpenError>>, OpenError> {
+        let mut seen = None;
+        loop {
+            let looks = self.looks(patience).await;
+            let reached = looks.iter().zip(&self.names).filter_map(|(look, name)| Some((&**name, look.as_ref().ok()?)));
+            if OwnedTwice::is_ruled_out(reached, &mut seen)? {
+                return Ok(looks);
+            }
+            sleep(BETWEEN_LOOKS).await;
+        }
     }
 
     async fn looks(&self, patience: Option<Duration>) -> Vec<Result<Database, OpenError>> {

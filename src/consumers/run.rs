@@ -518,7 +518,7 @@ mod tests {
         Received { receipt, properties: Vec::new(), headers: Ok(HeaderMap::new()), body }
     }
 
-    /// RabbitMQ names no message by a position. What is one message over two connections is told by its body.
+    /// RabbitMQ gives a message no position. After a new connection, the gate knows it by its body.
     #[tokio::test]
     async fn a_message_that_nothing_names_is_given_up_once() {
         let shared = shared().0;

@@ -125,7 +125,7 @@ impl Publisher {
         Err(Error(format!("the broker did not take a message for the queue {}", self.queue)))
     }
 
-    /// A channel that confirms what is published, of a connection that is open.
+    /// The open channel, or a new one on a new connection.
     async fn channel(&mut self) -> Result<Channel, Error> {
         if let Some((_, channel)) = self.opened.as_ref().filter(|(_, channel)| channel.status().connected()) {
             return Ok(channel.clone());
@@ -156,7 +156,7 @@ async fn publishing_to(connection: &Connection, queue: ShortString) -> Result<Ch
     Ok(channel)
 }
 
-/// A channel on which the broker confirms what is published.
+/// Opens a channel and has the broker confirm each message there.
 async fn confirming(connection: &Connection) -> Result<Channel, Error> {
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;

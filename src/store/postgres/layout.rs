@@ -175,7 +175,7 @@ async fn try_join(names: &[String], sessions: &mut [Session]) -> Result<Result<b
 }
 
 /// Two databases that take claims of the same ids, the name of each, and the first such ids.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 pub struct OwnedTwice {
     one: String,
     other: String,
@@ -185,7 +185,7 @@ pub struct OwnedTwice {
 impl OwnedTwice {
     /// Looks for two among databases of a store, of which one may be named twice. Records that move between two looks can seem to be owned twice; they do not
     /// at the next pair of looks.
-    pub fn find<'a>(databases: impl Iterator<Item = (&'a str, &'a Database)>) -> Option<Self> {
+    fn find<'a>(databases: impl Iterator<Item = (&'a str, &'a Database)>) -> Option<Self> {
         let mut known: Vec<(&str, &Database)> = Vec::new();
         for (name, database) in databases {
             for (one, other) in known.iter().filter(|(_, other)| other.found.id != database.found.id) {
@@ -199,10 +199,24 @@ impl OwnedTwice {
         None
     }
 
-    /// The misfit that it is.
-    #[must_use]
-    pub fn into_misfit(self) -> Misfit {
-        Misfit::OwnedTwice { one: self.one, other: self.other }
+    /// Whether no two of the databases do, as far as one pair of looks tells; false where they have to be looked at again. `seen` is
+    /// what the look before found.
+    ///
+    /// # Errors
+    /// Where two looks found the same.
+    pub fn is_ruled_out<'a>(
+        databases: impl Iterator<Item = (&'a str, &'a Database)>,
+        seen: &mut Option<Self>,
+    ) -> Result<bool, Misfit> {
+        match Self::find(databases) {
+            Some(found) if seen.as_ref() == Some(&found) => {
+                Err(Misfit::OwnedTwice { one: found.one, other: found.other })
+            }
+            found => {
+                *seen = found;
+                Ok(seen.is_none())
+            }
+        }
     }
 }
 

@@ -215,6 +215,11 @@ impl Sharded {
         ))
     }
 
+    /// What stands for a database that may have records, where the list does not name it.
+    fn unnamed(&self) -> Option<Arc<str>> {
+        self.routes.load().is_partial().then(|| UNNAMED.into())
+    }
+
     /// The indexes of the databases that may have records, and the databases.
     fn all(&self) -> Vec<(usize, Arc<Member>)> {
         self.routes.load().all().into_iter().map(|index| (index, Arc::clone(&self.members[index]))).collect()
@@ -454,8 +459,7 @@ impl Store for Sharded {
     fn away(&self) -> Vec<Arc<str>> {
         let all = self.all().into_iter();
         let silent = all.filter(|(_, member)| !member.is_up.load(Ordering::Relaxed));
-        let unnamed = self.routes.load().is_partial().then(|| UNNAMED.into());
-        silent.map(|(_, member)| Arc::clone(&member.name)).chain(unnamed).collect()
+        silent.map(|(_, member)| Arc::clone(&member.name)).chain(self.unnamed()).collect()
     }
 
     async fn silent(&self) -> Vec<Arc<str>> {

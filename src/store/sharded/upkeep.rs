@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::member::{Adoption, Busy, Member};
 use super::placement::place_of;
-use super::{ADOPTION_GRACE, DatabaseMap, READS, Sharded, UNNAMED, merge, not_all};
+use super::{ADOPTION_GRACE, DatabaseMap, READS, Sharded, merge, not_all};
 use crate::idempotency::record::RecordId;
 use crate::store::{Error, ErrorKind, IdentityChange, LeaseRenewal, Store};
 
@@ -114,8 +114,7 @@ impl Sharded {
             let asked = in_time(SILENT_AFTER, ask).await;
             asked.is_err().then(|| Arc::clone(&member.name))
         });
-        let unnamed = self.routes.load().is_partial().then(|| UNNAMED.into());
-        join_all(asked).await.into_iter().flatten().chain(unnamed).collect()
+        join_all(asked).await.into_iter().flatten().chain(self.unnamed()).collect()
     }
 
     pub(super) async fn renew_each(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {

@@ -50,18 +50,15 @@ impl Moving {
 
     /// Refuses databases of which two take claims of the same ids.
     pub(super) async fn check_owners(&self) -> Result<(), OpenError> {
-        let mut owned_twice = None;
+        let mut seen = None;
         loop {
             let mut looks = Vec::new();
             for member in &self.members {
                 let look = look(member.session.client()).await;
                 looks.push((&*member.name, look.map_err(|error| OpenError::of_database(&member.name, error))?));
             }
-            // Another process may have moved some from one to another between the looks.
-            match OwnedTwice::find(looks.iter().map(|(name, database)| (*name, database))) {
-                Some(twice) if owned_twice.as_ref() == Some(&twice) => return Err(twice.into_misfit().into()),
-                Some(twice) => owned_twice = Some(twice),
-                None => return Ok(()),
+            if OwnedTwice::is_ruled_out(looks.iter().map(|(name, database)| (*name, database)), &mut seen)? {
+                return Ok(());
             }
             sleep(POLL).await;
         }
