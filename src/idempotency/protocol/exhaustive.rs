@@ -5,9 +5,11 @@
 //! the upstream completes the record itself, the configuration changes, no place is left to wait. [`World`] asserts the promise
 //! at each step.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
+
+use rustc_hash::FxHashSet;
 
 use self::world::{Rules, World};
 use super::mutants::Mutant;
@@ -20,7 +22,8 @@ pub(super) use self::world::Operation;
 /// Visits every state, and returns how many there are.
 fn search(first: World) -> usize {
     let first = Rc::new(first);
-    let mut seen = HashSet::from([Rc::clone(&first)]);
+    // Hashing is most of the work: with what `HashSet` hashes with by itself, a search takes twice as long.
+    let mut seen = FxHashSet::from_iter([Rc::clone(&first)]);
     let mut queue = VecDeque::from([first]);
     while let Some(world) = queue.pop_front() {
         world.check();
