@@ -54,6 +54,8 @@ pub(super) struct Opened {
     pub(super) counts: [u64; 3],
     /// How many in-flight records of a dead process were turned unknown.
     pub(super) turned_unknown: Vec<RecordId>,
+    /// Nothing was in it before.
+    pub(super) is_new: bool,
     /// Last: it must outlive the connection.
     pub(super) guard: Guard,
 }
@@ -67,7 +69,7 @@ pub(super) fn open(lock: &Arc<Lock>) -> Result<Opened, OpenError> {
     if check(&conn, path)? > 0 {
         guard::check_time(lock, last_time(&conn).map_err(fail)?)?;
     }
-    migrate(&mut conn, path)?;
+    let is_new = migrate(&mut conn, path)? == 0;
     if let Some(pages) = lock.settings.max_pages {
         conn.pragma_update(None, "max_page_count", pages).map_err(fail)?;
     }
@@ -84,7 +86,7 @@ pub(super) fn open(lock: &Arc<Lock>) -> Result<Opened, OpenError> {
     sync_directory(path).map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
     let counts = count(&conn).map_err(fail)?;
     let guard = Guard::begin(lock)?;
-    Ok(Opened { conn, clock, counts, turned_unknown, guard })
+    Ok(Opened { conn, clock, counts, turned_unknown, is_new, guard })
 }
 
 /// A second connection, which reads committed data.
@@ -125,7 +127,8 @@ fn tune(conn: &Connection) -> rusqlite::Result<()> {
     conn.pragma_update(None, "cache_size", -16_384)
 }
 
-fn migrate(conn: &mut Connection, path: &Path) -> Result<(), OpenError> {
+/// Brings the schema up to date, and returns the version that the file had; 0 where nothing was in it.
+fn migrate(conn: &mut Connection, path: &Path) -> Result<usize, OpenError> {
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
     // Before anything is changed, even the journal mode: the file may belong to another program.
     check(conn, path)?;
@@ -140,7 +143,8 @@ fn migrate(conn: &mut Connection, path: &Path) -> Result<(), OpenError> {
         transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(fail)?;
         transaction.pragma_update(None, "user_version", MIGRATIONS.len() as i64).map_err(fail)?;
     }
-    transaction.commit().map_err(fail)
+    transaction.commit().map_err(fail)?;
+    Ok(version)
 }
 
 /// Lets a connection to a file of an earlier version be read as one of this version. The file does not change.
