@@ -3,6 +3,9 @@
 //! Seven messages are written and none is read, so that no crate is needed for it. The tests of the wire read them with the
 //! crate of the OpenTelemetry project.
 
+use std::fmt::Display;
+use std::io::Write as _;
+
 use http::uri::Authority;
 use http::{StatusCode, Version};
 
@@ -64,7 +67,7 @@ fn write_span(message: &mut Message, Span { context, parent, facts }: &Span) {
             message.count(9, "server.port", port.into());
         }
     }
-    message.attribute(9, "client.address", &facts.client().to_string());
+    message.attribute(9, "client.address", facts.client());
     let version = match seen.version {
         Some(Version::HTTP_10) => Some("1.0"),
         Some(Version::HTTP_11) => Some("1.1"),
@@ -78,7 +81,7 @@ fn write_span(message: &mut Message, Span { context, parent, facts }: &Span) {
         message.count(9, "http.response.status_code", status.as_u16().into());
     }
     message.count(9, "http.response.body.size", facts.bytes);
-    message.attribute(9, "oncegate.request", &facts.request.to_string());
+    message.attribute(9, "oncegate.request", facts.request);
     if let Some(route) = route {
         message.attribute(9, "oncegate.route", route);
     }
@@ -89,10 +92,10 @@ fn write_span(message: &mut Message, Span { context, parent, facts }: &Span) {
         message.attribute(9, "oncegate.key", key);
     }
     if let Some(record) = &noted.record {
-        message.attribute(9, "oncegate.record", &record.to_string());
+        message.attribute(9, "oncegate.record", record);
     }
     if let Some(attempt) = noted.attempt {
-        message.attribute(9, "oncegate.attempt", &rfc3339(attempt));
+        message.attribute(9, "oncegate.attempt", rfc3339(attempt));
         message.count(9, "oncegate.attempts", noted.attempts.into());
     }
     if let Some(upstream) = &noted.upstream {
@@ -122,17 +125,29 @@ fn write_span(message: &mut Message, Span { context, parent, facts }: &Span) {
 struct Message(Vec<u8>);
 
 impl Message {
+    /// A message in this one.
     fn message(&mut self, field: u64, write: impl FnOnce(&mut Self)) {
-        let mut inner = Self::default();
-        write(&mut inner);
-        self.bytes(field, &inner.0);
+        self.varint(field << 3 | 2);
+        // Most lengths take one byte.
+        let at = self.0.len();
+        self.0.push(0);
+        write(self);
+        match self.0.len() - at - 1 {
+            short @ ..0x80 => self.0[at] = short as u8,
+            long => {
+                let mut length = Self::default();
+                length.varint(long as u64);
+                self.0.splice(at..=at, length.0);
+            }
+        }
     }
 
     /// `KeyValue` with text.
-    fn attribute(&mut self, field: u64, key: &str, value: &str) {
+    fn attribute(&mut self, field: u64, key: &str, value: impl Display) {
         self.message(field, |pair| {
             pair.bytes(1, key.as_bytes());
-            pair.message(2, |any| any.bytes(1, value.as_bytes()));
+            // A string is written as a message is. Nothing fails to be written to memory.
+            pair.message(2, |any| any.message(1, |text| drop(write!(text.0, "{value}"))));
         });
     }
 
@@ -171,5 +186,22 @@ impl Message {
             number >>= 7;
         }
         self.0.push(number as u8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_written_as_its_bytes_are() {
+        for length in [0, 1, 0x7f, 0x80, 0x3fff, 0x4000] {
+            let (mut nested, mut plain) = (Message::default(), Message::default());
+            nested.message(1, |outer| outer.message(2, |inner| inner.0.extend(std::iter::repeat_n(7, length))));
+            let mut outer = Message::default();
+            outer.bytes(2, &vec![7; length]);
+            plain.bytes(1, &outer.0);
+            assert_eq!(nested.0, plain.0, "{length}");
+        }
     }
 }
