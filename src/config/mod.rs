@@ -158,8 +158,6 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let Serving { settings: server, forwarding, upgrades } = listeners::server(&root, longest, limits);
     let admin = listeners::admin(&root, &server.listen);
-    let listeners: Vec<_> = server.listen.iter().chain([&admin.listen]).cloned().collect();
-    upstreams::refuse_own(&root, &upstreams, &listeners);
     let store = store::read(&root);
     let (headers, own_headers) = headers::read(&root);
     let log = logging::read(&root);

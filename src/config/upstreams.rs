@@ -13,8 +13,7 @@ use super::kinds::{Shape, nested, nonzero_time, number, one_or_several, words};
 use super::limits::COUNTS;
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
-use crate::http::socket::Listen;
-use crate::http::upstream::{Place, Protocol, Settings, Sharing};
+use crate::http::upstream::{Protocol, Settings, Sharing};
 
 pub(super) mod encryption;
 pub(super) mod location;
@@ -153,21 +152,6 @@ impl Upstreams {
             };
             Wrong::new(format!("there is no upstream `{text}`")).hint(hint)
         })
-    }
-}
-
-/// Holds that no upstream is the gate itself, of which `listeners` are all: requests without a key would go round for ever, and
-/// clients would reach what is for operators.
-pub(super) fn refuse_own(root: &Table<'_>, upstreams: &Upstreams, listeners: &[Listen]) {
-    let table = root.table("upstreams", SECTION);
-    for (key, node) in table.entries() {
-        let Some(settings) = upstreams.settings.iter().find(|settings| *settings.name == *key) else { continue };
-        let is_own = |place: &&Place| listeners.iter().any(|listener| place.is_listener(listener));
-        if let Some(place) = settings.places.iter().find(is_own) {
-            let wrong = Wrong::new(format!("the gate itself listens at {place}: it would send requests to itself"));
-            let wrong = wrong.hint("write where the application listens, or give the gate another `listen`");
-            Table::open(node.clone(), Keys::SECTION).report("url", wrong);
-        }
     }
 }
 

@@ -12,7 +12,7 @@ mod alone;
 mod broken;
 mod jetstream;
 
-/// How long a part of a campaign may take.
+/// How long a part of a campaign may take, or what has to wait until a group has found out that a member was killed.
 const LONG: Duration = Duration::from_secs(300);
 
 /// Runs the same tests with one broker after the other.
@@ -66,7 +66,6 @@ fn wait_for(gate: &Gate, result: &str, count: usize) {
 }
 
 fn wait_for_the_end<B: Broker>(gate: &Gate, broker: &B) {
-    // A group of Kafka waits for a member that was killed, before another goes on.
     within(LONG, "all is done", || {
         let is_idle = gate.metric("oncegate_messages_in_hand", &["consumer=\"orders\""]) == 0.0;
         (is_idle && broker.waiting() == 0).then_some(())

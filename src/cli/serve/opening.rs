@@ -120,9 +120,6 @@ async fn open_sqlite(
             Err(error) => return Err(error.into()),
         }
     };
-    if store.is_new() {
-        tracing::info!(store = %path.display(), "there was no store at this path: the new one knows no earlier request");
-    }
     let lost = store.turned_unknown().to_vec();
     let durability = Durability::sqlite(&path, sqlite::filesystem_warning(&path));
     Ok(Some(Opened { store: Arc::new(store), is_shared: false, bound_to: None, lost, durability }))

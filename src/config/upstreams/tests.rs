@@ -46,27 +46,6 @@ fn an_upstream_is_where_its_url_says() {
 }
 
 #[test]
-fn an_upstream_beside_the_gate_is_not_the_gate() {
-    let near = [
-        (r#""127.0.0.1:8080""#, r#""http://127.0.0.1:8081""#),
-        (r#""127.0.0.1:8080""#, r#""http://127.0.0.2:8080""#),
-        (r#""127.0.0.1:8080""#, r#""http://[::1]:8080""#),
-        (r#""192.0.2.1:8080""#, r#""http://localhost:8080""#),
-        // Another host, for all that is known.
-        (r#""0.0.0.0:8080""#, r#""http://192.0.2.1:8080""#),
-        (r#""0.0.0.0:8080""#, r#""http://app:8080""#),
-        (r#""[::]:8080""#, r#""http://127.0.0.1:8080""#),
-        (r#""unix:/run/gate.sock""#, r#""unix:/run/app.sock""#),
-        (r#""systemd""#, r#""http://127.0.0.1:8080""#),
-    ];
-    for (listen, upstream) in near {
-        let text = format!("server.listen = {listen}\nupstreams.app = {upstream}\n");
-        let loaded = load_text(PathBuf::from("gate.toml"), &text);
-        assert!(loaded.is_ok(), "{text}{}", loaded.unwrap_err());
-    }
-}
-
-#[test]
 fn certificates_count_by_what_they_are_and_keys_are_shown_nowhere() {
     if !certificates::can_be_made() {
         return;

@@ -1,14 +1,12 @@
 //! Settings of an upstream.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ClientConfig;
-
-use crate::http::socket::Listen;
 
 /// One of `[upstreams]`
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,26 +56,6 @@ pub enum Place {
     },
     /// A socket of the file system.
     Unix(PathBuf),
-}
-
-impl Place {
-    /// Whether connections to it come to a listener of this machine, as far as the two addresses say.
-    #[must_use]
-    pub fn is_listener(&self, listener: &Listen) -> bool {
-        match (self, listener) {
-            (Self::Unix(path), Listen::Unix(listener)) => path == listener,
-            (Self::Tcp { host, port }, Listen::Address(listener)) if *port == listener.port() => {
-                let ip = match host.parse() {
-                    Ok(ip) => ip,
-                    Err(_) if host.eq_ignore_ascii_case("localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
-                    Err(_) => return false,
-                };
-                let is_taken = listener.ip().is_unspecified() && listener.is_ipv4() == ip.is_ipv4();
-                ip == listener.ip() || is_taken && (ip.is_loopback() || ip.is_unspecified())
-            }
-            _ => false,
-        }
-    }
 }
 
 impl fmt::Display for Place {

@@ -95,7 +95,6 @@ pub struct Sqlite {
     is_closing: Arc<AtomicBool>,
     finished: watch::Receiver<bool>,
     turned_unknown: Vec<RecordId>,
-    is_new: bool,
 }
 
 impl Settings {
@@ -130,7 +129,7 @@ impl Sqlite {
         let lock = Arc::new(lock);
         let (mut opened, reserve) = open_with_reserve(&lock)?;
         let clock = opened.clock.clone();
-        let (turned_unknown, is_new) = (std::mem::take(&mut opened.turned_unknown), opened.is_new);
+        let turned_unknown = std::mem::take(&mut opened.turned_unknown);
         let counts = Arc::new(Mutex::new(opened.counts));
         let path = lock.path().to_owned();
         let failed = |source| OpenError::Io { path: path.clone(), source };
@@ -147,19 +146,13 @@ impl Sqlite {
         let fatal = lock.settings.fatal.clone();
         let writing = Writer { session, queue: writes, fatal, reader: reading, lock: lock.clone(), finished };
         spawn("sqlite-writer", move || writing.run()).map_err(failed)?;
-        Ok(Self { writer, reader, counts, is_closing, finished: watching, turned_unknown, is_new })
+        Ok(Self { writer, reader, counts, is_closing, finished: watching, turned_unknown })
     }
 
     /// The in-flight records of a dead process, which were turned unknown.
     #[must_use]
     pub fn turned_unknown(&self) -> &[RecordId] {
         &self.turned_unknown
-    }
-
-    /// Whether the file had no records, and no schema, before it was opened.
-    #[must_use]
-    pub fn is_new(&self) -> bool {
-        self.is_new
     }
 
     async fn ask<R: Request>(&self, request: R) -> Result<R::Reply, Error> {

@@ -54,8 +54,6 @@ pub(super) struct Opened {
     pub(super) counts: [u64; 3],
     /// How many in-flight records of a dead process were turned unknown.
     pub(super) turned_unknown: Vec<RecordId>,
-    /// Nothing was in it before.
-    pub(super) is_new: bool,
     /// Last: it must outlive the connection.
     pub(super) guard: Guard,
 }
@@ -69,7 +67,7 @@ pub(super) fn open(lock: &Arc<Lock>) -> Result<Opened, OpenError> {
     if check(&conn, path)? > 0 {
         guard::check_time(lock, last_time(&conn).map_err(fail)?)?;
     }
-    let is_new = migrate(&mut conn, path)? == 0;
+    migrate(&mut conn, path)?;
     if let Some(pages) = lock.settings.max_pages {
         conn.pragma_update(None, "max_page_count", pages).map_err(fail)?;
     }
@@ -86,7 +84,7 @@ pub(super) fn open(lock: &Arc<Lock>) -> Result<Opened, OpenError> {
     sync_directory(path).map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
     let counts = count(&conn).map_err(fail)?;
     let guard = Guard::begin(lock)?;
-    Ok(Opened { conn, clock, counts, turned_unknown, is_new, guard })
+    Ok(Opened { conn, clock, counts, turned_unknown, guard })
 }
 
 /// A second connection, which reads committed data.
@@ -127,8 +125,7 @@ fn tune(conn: &Connection) -> rusqlite::Result<()> {
     conn.pragma_update(None, "cache_size", -16_384)
 }
 
-/// Brings the schema up to date, and returns the version that the file had; 0 where nothing was in it.
-fn migrate(conn: &mut Connection, path: &Path) -> Result<usize, OpenError> {
+fn migrate(conn: &mut Connection, path: &Path) -> Result<(), OpenError> {
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
     // Before anything is changed, even the journal mode: the file may belong to another program.
     check(conn, path)?;
@@ -144,7 +141,11 @@ fn migrate(conn: &mut Connection, path: &Path) -> Result<usize, OpenError> {
         transaction.pragma_update(None, "user_version", MIGRATIONS.len() as i64).map_err(fail)?;
     }
     transaction.commit().map_err(fail)?;
-    Ok(version)
+    if version == 0 {
+        // A relative path names another file in another directory.
+        tracing::info!(path = %path.display(), "made a new store, since there was none at this path: it knows no earlier request");
+    }
+    Ok(())
 }
 
 /// Lets a connection to a file of an earlier version be read as one of this version. The file does not change.

@@ -247,6 +247,16 @@ fn a_database_that_is_damaged_ends_the_gate() {
 }
 
 #[test]
+fn a_start_says_that_it_made_a_store() {
+    let upstream = numbered();
+    let says_so = |gate: &Gate| gate.log().contains("made a new store");
+    let gate = Gate::before(&upstream).start();
+    assert!(says_so(&gate), "{}", gate.log());
+    let gate = gate.stop().start();
+    assert!(!says_so(&gate), "{}", gate.log());
+}
+
+#[test]
 fn a_database_that_is_put_back_is_used() {
     let upstream = numbered();
     let plan = Gate::before(&upstream);

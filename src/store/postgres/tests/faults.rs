@@ -265,7 +265,7 @@ async fn a_locked_record_does_not_delay_other_settlements() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_and_settlements_are_durable_whatever_the_role_sets() {
-    // Nothing but a commit writes its log: no other tests, and no process in the background.
+    // Hardly anything but these commits writes its log: no other tests, and little in the background.
     let quiet = [("wal_writer_delay", "10s"), ("autovacuum", "off"), ("checkpoint_timeout", "1h")];
     let Some((_server, database)) = own_server(&quiet) else { return };
     database.run(&format!("ALTER DATABASE \"{}\" SET synchronous_commit = off", database.name));
