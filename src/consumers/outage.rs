@@ -73,10 +73,15 @@ impl Outage {
         pause
     }
 
-    /// How long a connection must last to prove itself. Where a message has ended over it, as long as the pause would be: then
-    /// the consumer connects for less time than it consumes.
-    pub(super) fn proof(&self, has_ended: bool) -> Duration {
-        if has_ended && !self.refuses_dead_letters { self.pause } else { LASTING }
+    /// When a connection that began at `begun` has proven itself. Where a message has ended over it, once it lasts as long as the
+    /// pause would be: then the consumer connects for less time than it consumes. The connection must survive that end for a
+    /// moment, since a broker may refuse what it does not reply to (an acknowledgement of NATS).
+    pub(super) fn proven_at(&self, begun: Instant, first_end: Option<Instant>) -> Instant {
+        let lasting = begun + LASTING;
+        match first_end.filter(|_| !self.refuses_dead_letters) {
+            Some(ended) => (begun + self.pause).max(ended + FIRST_PAUSE).min(lasting),
+            None => lasting,
+        }
     }
 
     /// A connection ended with a dead letter that the broker did not take. It takes the end of other messages all the same: those
@@ -141,7 +146,11 @@ mod tests {
             longest = (2 * longest).min(LONGEST_PAUSE);
             assert!(outage.is_on());
             // Its messages end, but it does not last as long as it is waited for.
-            assert_eq!((outage.proof(true), outage.proof(false)), (longest, LASTING));
+            let now = Instant::now();
+            let proof = |first_end| outage.proven_at(now, first_end) - now;
+            assert_eq!([proof(None), proof(Some(now))], [LASTING, longest]);
+            let late = |after| proof(Some(now + after));
+            assert_eq!([late(longest), late(LASTING)], [longest + FIRST_PAUSE, LASTING]);
         }
         assert_eq!(longest, LONGEST_PAUSE);
         outage.over();

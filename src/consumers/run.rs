@@ -128,7 +128,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
         }
         // In an outage, a broker may refuse again and again what follows the subscription.
         self.metrics.connected(!self.outage.is_on());
-        let (begun, mut has_ended) = (Instant::now(), false);
+        let (begun, mut first_end) = (Instant::now(), None);
         let returning = watch::Sender::new(false);
         let (mut lanes, mut tasks) = (Lanes::default(), JoinSet::new());
         let mut is_stopping = false;
@@ -148,7 +148,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                         Err(_) => self.still_sends(&no_answer()),
                     }
                 }
-                () = sleep_until(begun + self.outage.proof(has_ended)), if self.outage.is_on() => {
+                () = sleep_until(self.outage.proven_at(begun, first_end)), if self.outage.is_on() => {
                     self.outage.over();
                     self.metrics.connected(true);
                 }
@@ -172,7 +172,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                         self.metrics.dead_letter_refused();
                         tasks.spawn(finished.again(returning.subscribe()));
                     } else {
-                        has_ended = true;
+                        first_end.get_or_insert_with(Instant::now);
                         lanes.left(lane);
                         if is_dead {
                             refused.over();
@@ -545,17 +545,26 @@ mod tests {
         asked: Arc<AtomicUsize>,
         /// Whether it says nothing to a consumer that stops.
         is_silent: bool,
+        /// It gives its messages so late, and ends the connection that long after it took an end.
+        refuses_afterwards: Option<(Duration, Duration)>,
     }
 
     impl Fake {
         fn of(messages: Vec<Received>, ends: Vec<Result<EndReply, Error>>) -> Self {
-            Self { messages, ends, asked: Arc::default(), is_silent: false }
+            Self { messages, ends, asked: Arc::default(), is_silent: false, refuses_afterwards: None }
         }
     }
 
     #[async_trait::async_trait]
     impl Subscription for Fake {
         async fn next(&mut self) -> Result<Received, Error> {
+            if let Some((before, after)) = self.refuses_afterwards {
+                let has_ended = self.asked.load(Ordering::Relaxed) > 0;
+                sleep(if has_ended { after } else { before }).await;
+                if has_ended {
+                    return Err(Error("refused".to_owned()));
+                }
+            }
             match self.messages.pop() {
                 Some(message) => Ok(message),
                 None => std::future::pending().await,
@@ -641,6 +650,16 @@ mod tests {
         let fake = Fake::of(vec![received(1)], vec![Ok(EndReply::Taken)]);
         consume_for(Duration::from_secs(1), &mut outage, fake).await;
         assert!(!outage.is_on(), "a message ended, and more could");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_end_that_is_refused_a_little_later_proves_nothing() {
+        let mut outage = Outage::new("orders".into(), "nats://localhost".to_owned());
+        outage.failed(Error("refused".to_owned()));
+        let late = (Duration::from_secs(20), Duration::from_millis(20));
+        let fake = Fake { refuses_afterwards: Some(late), ..Fake::of(vec![received(1)], vec![Ok(EndReply::Taken)]) };
+        consume_for(Duration::from_secs(25), &mut outage, fake).await.expect("it is refused");
+        assert!(outage.is_on());
     }
 
     #[tokio::test(start_paused = true)]
