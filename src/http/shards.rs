@@ -23,6 +23,10 @@ use super::memory::release_when_idle;
 /// The maximum number of threads for blocking calls: files, and digests of large bodies.
 const MAX_BLOCKING_THREADS: usize = 512;
 
+/// By how much the nice value of threads for blocking calls is above that of the threads that serve connections.
+#[cfg(target_os = "linux")]
+const BLOCKING_NICE: i32 = 10;
+
 /// How long a thread waits for its blocking calls when it ends.
 const BLOCKING_SHUTDOWN: Duration = Duration::from_secs(1);
 
@@ -106,6 +110,7 @@ impl Shard {
         let runtime = Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads((MAX_BLOCKING_THREADS / count()).max(8))
+            .on_thread_start(give_way)
             .build()?;
         let (stop, stopped) = oneshot::channel::<()>();
         let handle = runtime.handle().clone();
@@ -119,6 +124,14 @@ impl Shard {
         })?;
         Ok(Self { runtime: handle, load: Arc::default(), stop: Some(stop), ended: Mutex::new(ended) })
     }
+}
+
+/// What a thread for blocking calls begins with: it has less of the processors than the threads that serve connections, each
+/// of which has many requests. To encrypt and hash large bodies keeps all processors busy.
+fn give_way() {
+    // A thread has a nice value of its own on Linux alone. Where it may not be changed, bodies take what they took.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(BLOCKING_NICE);
 }
 
 /// Waits for the sender, which is only ever dropped.
@@ -159,6 +172,18 @@ impl Drop for LoadGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn work_on_large_bodies_gives_way_to_connections() {
+        let nice = || rustix::process::getpriority_process(None).unwrap();
+        let shards = Shards::start().unwrap();
+        for runtime in shards.runtimes() {
+            let on_shard = runtime.spawn(async move { nice() });
+            assert_eq!(on_shard.await.unwrap(), nice());
+            assert_eq!(runtime.spawn_blocking(nice).await.unwrap(), (nice() + BLOCKING_NICE).min(19));
+        }
+    }
 
     #[tokio::test]
     async fn connections_are_spread_evenly_and_stay_where_they_are() {
