@@ -48,7 +48,7 @@ pub(super) trait Backend: Send + Sync + 'static {
     /// The operations' name in the log.
     const WHAT: &'static str;
 
-    /// How many bytes one batch carries, give or take one operation.
+    /// How many bytes one batch carries, give or take one operation. One that is larger has a batch of its own.
     const MAX_BATCH_BYTES: usize;
 
     /// Makes a connection, and checks that it works.
@@ -236,15 +236,15 @@ impl<B: Backend> Shared<B> {
                 () = ended.as_mut() => return true,
                 batch = self.take() => batch,
             };
-            let Some(batch) = batch else { return false };
-            if !self.await_batch(self.execute(connection, batch)).await {
+            let Some((batch, in_flight)) = batch else { return false };
+            if !self.await_batch(self.execute(connection, batch), in_flight).await {
                 return true;
             }
         }
     }
 
     /// The next batch; `None` if the batcher closes and nothing is left.
-    async fn take(&self) -> Option<Vec<Pending<B::Operation>>> {
+    async fn take(&self) -> Option<(Vec<Pending<B::Operation>>, InFlight<'_, B>)> {
         loop {
             let mut filled = pin!(self.filled.notified());
             // From here on it is woken, also by a notification before it is awaited.
@@ -253,12 +253,13 @@ impl<B: Backend> Shared<B> {
                 let mut queue = self.lock();
                 if queue.is_due() {
                     let batch = queue.batch(B::MAX_BATCH_BYTES);
-                    if !batch.is_empty() {
-                        queue.in_flight += 1;
+                    if let Some(first) = batch.first() {
+                        let is_large = first.operation.size() > B::MAX_BATCH_BYTES;
+                        *queue.count(is_large) += 1;
                         if queue.is_due() {
                             self.filled.notify_last();
                         }
-                        return Some(batch);
+                        return Some((batch, InFlight { shared: self, is_large }));
                     }
                 }
                 if queue.is_closing {
@@ -269,11 +270,13 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// Awaits a batch. Once it is slow, other workers no longer wait for it. Its own takes the next batch, unless its
-    /// connection fails.
-    async fn await_batch<T>(&self, carrying: impl Future<Output = T>) -> T {
+    /// Awaits a batch. Once it is slow, other workers no longer wait for it, and for a large one they never do. Its own takes the
+    /// next batch, unless its connection fails.
+    async fn await_batch<T>(&self, carrying: impl Future<Output = T>, in_flight: InFlight<'_, B>) -> T {
+        if in_flight.is_large {
+            return carrying.await;
+        }
         let mut carrying = pin!(carrying);
-        let in_flight = InFlight(self);
         if let Ok(carried) = timeout(SLOW_AFTER, carrying.as_mut()).await {
             return carried;
         }
@@ -390,10 +393,17 @@ impl<B: Backend> Drop for Connected<'_, B> {
 }
 
 /// Counts a batch in flight that is not slow yet.
-struct InFlight<'a, B: Backend>(&'a Shared<B>);
+struct InFlight<'a, B: Backend> {
+    shared: &'a Shared<B>,
+    is_large: bool,
+}
 
 impl<B: Backend> Drop for InFlight<'_, B> {
     fn drop(&mut self) {
-        self.0.lock().in_flight -= 1;
+        *self.shared.lock().count(self.is_large) -= 1;
+        if self.is_large {
+            // Another may have waited for that.
+            self.shared.filled.notify_last();
+        }
     }
 }

@@ -59,8 +59,10 @@ pub(super) struct Queue<O: Operation> {
     pub(super) waiting: VecDeque<Pending<O>>,
     /// How many connections work.
     pub(super) connected: usize,
-    /// How many batches are in flight and not slow yet.
+    /// How many batches are in flight, not large, and not slow yet.
     pub(super) in_flight: usize,
+    /// How many operations are in flight that are large: see [`Self::batch`].
+    pub(super) large_in_flight: usize,
     /// Why the last try to connect failed, if it did.
     pub(super) failure: Option<Error>,
     pub(super) is_closing: bool,
@@ -68,7 +70,14 @@ pub(super) struct Queue<O: Operation> {
 
 impl<O: Operation> Default for Queue<O> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), connected: 0, in_flight: 0, failure: None, is_closing: false }
+        Self {
+            waiting: VecDeque::new(),
+            connected: 0,
+            in_flight: 0,
+            large_in_flight: 0,
+            failure: None,
+            is_closing: false,
+        }
     }
 }
 
@@ -103,6 +112,11 @@ impl<O: Operation> Queue<O> {
         self.failure.as_ref().filter(|_| self.connected == 0).map(copy)
     }
 
+    /// How many batches of a kind are in flight.
+    pub(super) fn count(&mut self, is_large: bool) -> &mut usize {
+        if is_large { &mut self.large_in_flight } else { &mut self.in_flight }
+    }
+
     /// Whether a worker is to take up what waits.
     pub(super) fn is_due(&self) -> bool {
         // An exclusive operation needs a batch of its own in any case.
@@ -112,9 +126,13 @@ impl<O: Operation> Queue<O> {
     }
 
     /// Takes the next batch from the queue, in the order of ids and each id once.
+    ///
+    /// An operation that writes more than `max_bytes` is large: no other waits for it. It has a batch of its own, and leaves one
+    /// connection to the others where there are several.
     pub(super) fn batch(&mut self, max_bytes: usize) -> Vec<Pending<O>> {
         let mut batch: Vec<Pending<O>> = Vec::with_capacity(self.waiting.len().min(MAX_BATCH));
         let (mut bytes, mut others, mut ids) = (0, Vec::new(), HashSet::new());
+        let may_be_large = self.large_in_flight < self.connected.saturating_sub(1).max(1);
         while batch.len() < MAX_BATCH && bytes < max_bytes {
             let Some(pending) = self.waiting.pop_front() else { break };
             if pending.operation.is_abandoned_with_caller() && pending.reply.is_closed() {
@@ -125,7 +143,12 @@ impl<O: Operation> Queue<O> {
                 others.push(pending);
                 continue;
             }
-            let is_alone = pending.operation.is_exclusive();
+            let is_large = pending.operation.size() > max_bytes;
+            if is_large && !(may_be_large && batch.is_empty()) {
+                others.push(pending);
+                continue;
+            }
+            let is_alone = is_large || pending.operation.is_exclusive();
             if is_alone && !batch.is_empty() {
                 self.waiting.push_front(pending);
                 break;
@@ -206,8 +229,11 @@ mod tests {
 
     const MAX_BATCH_BYTES: usize = 4;
 
-    /// An operation on a record: whether it is exclusive, and whether it is abandoned with its caller.
+    /// An operation on a record: whether it is exclusive, and whether it is abandoned with its caller. From [`LARGE`] on, it is
+    /// large.
     struct Act(Option<u8>, bool, bool);
+
+    const LARGE: u8 = 100;
 
     type Receiver = oneshot::Receiver<Result<(), Error>>;
 
@@ -219,7 +245,7 @@ mod tests {
         }
 
         fn size(&self) -> usize {
-            MAX_BATCH_BYTES / 4
+            if self.0 >= Some(LARGE) { MAX_BATCH_BYTES + 1 } else { MAX_BATCH_BYTES / 4 }
         }
 
         fn is_abandoned_with_caller(&self) -> bool {
@@ -260,6 +286,22 @@ mod tests {
     fn a_batch_is_in_order_has_each_id_once_and_ends_where_it_is_large() {
         let (mut waiting, _answers) = queue([3, 1, 3, 2, 5, 4].map(act));
         assert_eq!(batches(&mut waiting), [vec![1, 2, 3, 5], vec![3, 4]]);
+    }
+
+    #[test]
+    fn a_large_operation_waits_its_turn_and_no_other_waits_for_it() {
+        let acts = [1, LARGE, 2, LARGE + 1, 3];
+        let (mut waiting, _answers) = queue(acts.map(act));
+        waiting.connected = 3;
+        assert_eq!(batches(&mut waiting), [vec![1, 2, 3], vec![LARGE], vec![LARGE + 1]]);
+        for (connected, in_flight, may_be_large) in
+            [(1, 0, true), (1, 1, false), (2, 1, false), (3, 1, true), (3, 2, false)]
+        {
+            let (mut waiting, _answers) = queue([LARGE, 1].map(act));
+            (waiting.connected, waiting.large_in_flight) = (connected, in_flight);
+            let expected = if may_be_large { vec![vec![LARGE], vec![1]] } else { vec![vec![1]] };
+            assert_eq!(batches(&mut waiting), expected, "{connected} {in_flight}");
+        }
     }
 
     #[test]

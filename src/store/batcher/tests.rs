@@ -39,6 +39,8 @@ struct Fake {
 
 struct Act(u8);
 
+const LARGE: u8 = 199;
+
 impl Operation for Act {
     type Reply = u8;
 
@@ -47,7 +49,7 @@ impl Operation for Act {
     }
 
     fn size(&self) -> usize {
-        0
+        if self.0 == LARGE { 2 } else { 0 }
     }
 
     fn is_abandoned_with_caller(&self) -> bool {
@@ -224,6 +226,20 @@ async fn a_second_worker_does_not_wait_for_a_slow_batch() {
     batcher.submit(Act(3)).await.unwrap();
     assert!(began.elapsed() < 2 * SLOW_AFTER, "it takes all that come");
     assert!(results(slow).await[0].is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_other_waits_for_a_large_operation() {
+    let fake = Fake::of([Step::Takes(millis(1000)), Step::Takes(millis(3)), Step::Takes(millis(1000))]);
+    let batcher = open(&fake, 2);
+    let large = submit(&batcher, [LARGE, LARGE]).await;
+    let began = Instant::now();
+    batcher.submit(Act(1)).await.unwrap();
+    assert_eq!(began.elapsed(), millis(3));
+    // They take turns: the connection that is left is not theirs, even if nobody else comes.
+    let ends: Vec<_> = join_all(large).await.into_iter().map(|answered| answered.unwrap().1).collect();
+    assert_eq!(ends[1] - ends[0], millis(1000));
+    assert_eq!(fake.batches(), [vec![LARGE], vec![1], vec![LARGE]]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,7 +20,7 @@ use crate::store::lifecycle::{self, CurrentRecord, Transition};
 use crate::store::{Claim, Error, ErrorKind, Expiry, LeaseRenewal, NewRecord, Settled, Settlement};
 
 /// How many bytes one statement carries, give or take one operation.
-const MAX_BATCH_BYTES: usize = 16 << 20;
+const MAX_BATCH_BYTES: usize = 2 << 20;
 
 /// Carries out claims.
 pub(super) struct Claims(pub(super) Connector);
