@@ -1,6 +1,9 @@
-//! The writer thread: executes all queued requests in one transaction, and answers them once it is durable.
+//! The writer thread: executes all queued requests in one transaction, and answers them once it is durable. Where some
+//! write much, what writes little waits for one of them at most.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,8 +19,11 @@ use crate::store::{Error, ErrorKind};
 /// How many requests one transaction takes.
 const MAX_BATCH: usize = 1024;
 
-/// How many bytes of answers one transaction takes, give or take one answer.
-const MAX_BATCH_BYTES: usize = 32 << 20;
+/// The most bytes that a request writes to go before those that write more.
+const SMALL: usize = 16 << 10;
+
+/// Up to how many bytes a transaction takes large requests besides. One that is larger has a transaction of its own.
+const MAX_BATCH_BYTES: usize = 2 << 20;
 
 /// How often to look whether the files are still there.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -158,30 +164,36 @@ impl Writer {
 
     fn work(&mut self) -> Result<(), Terminated> {
         let mut messages = Vec::with_capacity(MAX_BATCH);
+        let mut large: VecDeque<Box<dyn Job>> = VecDeque::new();
         let mut is_closing = false;
         let mut checked = Instant::now();
-        while !is_closing && self.queue.blocking_recv_many(&mut messages, MAX_BATCH) > 0 {
+        while !is_closing || !large.is_empty() {
+            is_closing = is_closing || !receive(&mut self.queue, &mut messages, large.is_empty());
             if checked.elapsed() >= CHECK_INTERVAL {
                 self.check_files()?;
                 checked = Instant::now();
             }
             let mut batch = Vec::with_capacity(messages.len());
-            let mut bytes = 0;
             for message in messages.drain(..) {
                 match message {
                     Message::Job(job) if job.is_abandoned() => {}
-                    Message::Job(job) => {
-                        bytes += job.size();
-                        batch.push(job);
-                    }
+                    Message::Job(job) if job.size() > SMALL => large.push_back(job),
+                    Message::Job(job) => batch.push(job),
                     Message::Close => is_closing = true,
                 }
-                if bytes > MAX_BATCH_BYTES {
-                    bytes = 0;
-                    self.execute(std::mem::take(&mut batch))?;
-                }
             }
+            let mut bytes: usize = batch.iter().map(|job| job.size()).sum();
+            let queued = large.len();
+            while let Some(job) = large.front()
+                && bytes + job.size() <= MAX_BATCH_BYTES
+            {
+                bytes += job.size();
+                batch.extend(large.pop_front());
+            }
+            // The next one has its turn even where small ones never end.
+            let alone = if large.len() == queued { large.pop_front() } else { None };
             self.execute(batch)?;
+            self.execute(alone.into_iter().collect())?;
         }
         Ok(())
     }
@@ -270,6 +282,15 @@ impl Writer {
         tracing::warn!(%error, "cannot copy the write-ahead log (WAL) into the database; it grows until that works");
         Ok(())
     }
+}
+
+/// Takes what is queued, and waits for it if asked to. False where nothing more comes.
+fn receive(queue: &mut mpsc::Receiver<Message>, messages: &mut Vec<Message>, waits: bool) -> bool {
+    if waits {
+        return queue.blocking_recv_many(messages, MAX_BATCH) > 0;
+    }
+    let mut nobody = Context::from_waker(Waker::noop());
+    queue.poll_recv_many(&mut nobody, messages, MAX_BATCH) != Poll::Ready(0)
 }
 
 /// Takes a failed transaction back, and says what that means for its requests.

@@ -1,6 +1,7 @@
 mod crash;
 mod disk;
 mod files;
+mod turns;
 mod upgrade;
 
 use std::fs;
