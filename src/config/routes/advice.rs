@@ -111,6 +111,26 @@ pub(super) fn on_keys(table: &Table<'_>, route: &str, policy: &Policy) {
     }
 }
 
+/// From here on, two requests that are meant to be two are probably taken for one.
+const LONG_FOR_FINGERPRINTS: Duration = Duration::from_secs(3600);
+
+/// Advises against keys that are fingerprints for as long as other keys last. A route with a `ttl` of its own is left alone.
+pub(super) fn on_fingerprint_keys(table: &Table<'_>, route: &str, policy: &Policy) {
+    let has = |source: &KeySource| matches!(source, KeySource::Fingerprint);
+    let is_chosen = ["ttl", "preset"].iter().any(|key| table.get(key).is_some());
+    if policy.key.from.iter().any(has) && policy.ttl > LONG_FOR_FINGERPRINTS && !is_chosen {
+        let ttl = show_duration(policy.ttl);
+        let effect = format!("a caller that means the same twice within {ttl} gets the first answer again");
+        table.advise(
+            "key",
+            format!(
+                "route `{route}` takes an equal request for a retry: {effect}; write the `ttl` of this route, such as \"10m\": how \
+                 long its clients retry"
+            ),
+        );
+    }
+}
+
 /// Advises against a release where the upstream may have done its work.
 pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
     let is_success = |status: &u16| (200..300).contains(status);
@@ -135,13 +155,23 @@ pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
     }
 }
 
-/// Advises against deliveries that go on after an attempt which may have taken effect. A route that says what its 5xx mean is left
-/// alone.
+/// Advises against deliveries that go on after an attempt which may have taken effect, and against a queue that nothing limits. A
+/// route that says what its 5xx mean is left alone.
 pub(super) fn on_deliveries(table: &Table<'_>, route: &str, policy: &Policy) {
+    if !policy.accepts() {
+        return;
+    }
+    let key = if policy.mode == Mode::Accept { "mode" } else { "async" };
+    if policy.quota.is_none() {
+        let message = format!("route `{route}` accepts requests, and nothing limits how many wait in the store");
+        table.advise(
+            key,
+            format!("{message} while the upstream is away; write a quota, such as quota = {{ new_keys = 1000, per = \"1m\" }}"),
+        );
+    }
     let outcomes = &policy.outcomes;
     let is_said = outcomes.class.contains_key(&5) || outcomes.status.range(500..600).next().is_some();
-    if policy.accepts() && !is_said {
-        let key = if policy.mode == Mode::Accept { "mode" } else { "async" };
+    if !is_said {
         let message = format!("route `{route}` accepts requests, and delivers one again by itself after an answer 5xx");
         table.advise(
             key,

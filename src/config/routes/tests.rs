@@ -38,6 +38,34 @@ fn a_route_that_accepts_requests_is_to_say_what_its_5xx_mean() {
 }
 
 #[test]
+fn a_route_that_accepts_requests_is_to_limit_them() {
+    let advised = |keys: &str| {
+        let store = "[store]\nurl = \"sqlite:/tmp/gate.db\"\n";
+        let route = format!("[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nscope = [\"host\"]\n{keys}\n");
+        let mut about = advice(&format!("{store}{APP}{route}")).into_iter();
+        about.find(|advice| advice.message.contains("nothing limits")).map(|advice| advice.key)
+    };
+    assert_eq!(advised("mode = \"accept\"").as_deref(), Some("routes[0].mode"));
+    assert_eq!(advised("async = \"allow\"").as_deref(), Some("routes[0].async"));
+    assert_eq!(advised("mode = \"accept\"\nquota = { new_keys = 10, per = \"1s\" }"), None);
+    assert_eq!(advised("mode = \"protect\""), None);
+}
+
+#[test]
+fn a_route_whose_keys_are_fingerprints_is_to_say_for_how_long() {
+    let told = |defaults: &str, keys: &str| {
+        let route = "[[routes]]\nname = \"r\"\npath = \"/{*rest}\"\nscope = [\"host\"]\n";
+        let about = advised(&format!("{APP}{defaults}{route}{keys}\n"), "key");
+        about.iter().filter(|advice| advice.contains("an equal request")).count()
+    };
+    let fingerprint = "key.from = [\"header:Idempotency-Key\", \"fingerprint\"]";
+    assert_eq!(told("", fingerprint), 1);
+    assert_eq!(told("[defaults]\nttl = \"10m\"\n", fingerprint), 0);
+    assert_eq!(told("", &format!("{fingerprint}\nttl = \"7d\"")), 0);
+    assert_eq!(told("", "key.from = [\"header:Idempotency-Key\"]"), 0);
+}
+
+#[test]
 fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
     let store = "[store]\nurl = \"sqlite:/tmp/gate.db\"\n";
     let idle = |keys: &str| {
