@@ -47,6 +47,9 @@ const RESENDS: Rules = Rules { resends: true, ..HOLDS };
 
 #[test]
 fn every_reachable_state_keeps_the_promise() {
+    // Tests of real time run meanwhile.
+    #[cfg(target_os = "linux")]
+    rustix::process::nice(10).unwrap();
     let limits = |patience| ProtocolLimits {
         settle_timeout: Duration::from_secs(5),
         lease: Duration::from_secs(30),
