@@ -1,8 +1,8 @@
 //! Batches the operations of a store: a queue, and a few workers that empty it.
 //!
-//! An idle worker takes all queued operations: while one batch is in flight, operations queue for the next, which carries
-//! them all. A second worker joins in only if many are queued already, or the first is slow: two in parallel would carry
-//! half as much each. A lone caller is served at once.
+//! An idle worker takes all queued operations but large ones: while one batch is in flight, operations queue for the next, which
+//! carries them all. A second worker joins in only if many are queued already, or the first is slow: two in parallel would carry
+//! half as much each. A lone caller is served at once. A large operation has a batch of its own.
 //!
 //! Each worker has a connection. While none works, callers are refused at once; connections are tried again until one
 //! does. A [`Backend`] says how a batch is carried out on a connection, and what its errors mean.
@@ -106,7 +106,7 @@ impl<B: Backend> Batcher<B> {
     /// A batcher with so many connections, which are made now. The first is `first`, if there is one. Its tasks run on
     /// the runtime that this is called on.
     pub(super) fn open(backend: B, mut first: Option<B::Connection>, connections: usize) -> Self {
-        let queue = Queue { connected: usize::from(first.is_some()), ..Queue::default() };
+        let queue = Queue::new(B::MAX_BATCH_BYTES, usize::from(first.is_some()));
         let (filled, closing) = (Notify::new(), Notify::new());
         let shared = Arc::new(Shared { backend, queue: Mutex::new(queue), filled, closing });
         let mut workers = JoinSet::new();
@@ -252,9 +252,9 @@ impl<B: Backend> Shared<B> {
             {
                 let mut queue = self.lock();
                 if queue.is_due() {
-                    let batch = queue.batch(B::MAX_BATCH_BYTES);
+                    let batch = queue.batch();
                     if let Some(first) = batch.first() {
-                        let is_large = first.operation.size() > B::MAX_BATCH_BYTES;
+                        let is_large = queue.is_large(first);
                         *queue.count(is_large) += 1;
                         if queue.is_due() {
                             self.filled.notify_last();
@@ -346,7 +346,7 @@ impl<B: Backend> Shared<B> {
 
     /// Refuses all queued operations.
     fn refuse_all(&self, refusal: &Error) {
-        let waiting = std::mem::take(&mut self.lock().waiting);
+        let waiting = self.lock().take_all();
         fail(waiting, refusal);
     }
 
@@ -392,7 +392,7 @@ impl<B: Backend> Drop for Connected<'_, B> {
     }
 }
 
-/// Counts a batch in flight that is not slow yet.
+/// Counts a batch in flight that is large, or not slow yet.
 struct InFlight<'a, B: Backend> {
     shared: &'a Shared<B>,
     is_large: bool,
@@ -400,10 +400,7 @@ struct InFlight<'a, B: Backend> {
 
 impl<B: Backend> Drop for InFlight<'_, B> {
     fn drop(&mut self) {
+        // Another large one may wait for this: the worker that ends takes it next, or the loss of its connection wakes another.
         *self.shared.lock().count(self.is_large) -= 1;
-        if self.is_large {
-            // Another may have waited for that.
-            self.shared.filled.notify_last();
-        }
     }
 }

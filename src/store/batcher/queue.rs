@@ -54,49 +54,76 @@ pub(super) struct Pending<O: Operation> {
     pub(super) since: Instant,
 }
 
+impl<O: Operation> Pending<O> {
+    /// Whether its caller has gone, and it may be dropped for that.
+    fn is_abandoned(&self) -> bool {
+        self.operation.is_abandoned_with_caller() && self.reply.is_closed()
+    }
+}
+
 /// Operations in the order of arrival, and the state of the connections.
+///
+/// An operation that writes more than `max_bytes` is large: no other waits for it. It has a batch of its own, and leaves one
+/// connection to the others where there are several.
 pub(super) struct Queue<O: Operation> {
-    pub(super) waiting: VecDeque<Pending<O>>,
+    /// How many bytes one batch carries, give or take one operation.
+    max_bytes: usize,
+    /// Those that are not large.
+    waiting: VecDeque<Pending<O>>,
+    large: VecDeque<Pending<O>>,
     /// How many connections work.
     pub(super) connected: usize,
     /// How many batches are in flight, not large, and not slow yet.
-    pub(super) in_flight: usize,
-    /// How many operations are in flight that are large: see [`Self::batch`].
-    pub(super) large_in_flight: usize,
+    in_flight: usize,
+    /// How many large operations are in flight.
+    large_in_flight: usize,
     /// Why the last try to connect failed, if it did.
     pub(super) failure: Option<Error>,
     pub(super) is_closing: bool,
 }
 
-impl<O: Operation> Default for Queue<O> {
-    fn default() -> Self {
+impl<O: Operation> Queue<O> {
+    pub(super) fn new(max_bytes: usize, connected: usize) -> Self {
         Self {
+            max_bytes,
             waiting: VecDeque::new(),
-            connected: 0,
+            large: VecDeque::new(),
+            connected,
             in_flight: 0,
             large_in_flight: 0,
             failure: None,
             is_closing: false,
         }
     }
-}
 
-impl<O: Operation> Queue<O> {
     /// Adds an operation, unless they are refused.
     pub(super) fn push(&mut self, pending: Pending<O>) -> Result<(), Error> {
         if let Some(refusal) = self.refusal() {
             return Err(refusal);
         }
-        if self.waiting.len() >= MAX_QUEUED {
+        if self.waiting.len() + self.large.len() >= MAX_QUEUED {
             return Err(Error::determinate(ErrorKind::Unavailable, "too many operations are queued for the store"));
         }
-        self.waiting.push_back(pending);
+        self.those_like(&pending).push_back(pending);
         Ok(())
     }
 
     /// Puts operations back, ahead of all others.
     pub(super) fn put_back(&mut self, again: Vec<Pending<O>>) {
-        again.into_iter().rev().for_each(|pending| self.waiting.push_front(pending));
+        again.into_iter().rev().for_each(|pending| self.those_like(&pending).push_front(pending));
+    }
+
+    /// Takes all that waits.
+    pub(super) fn take_all(&mut self) -> Vec<Pending<O>> {
+        self.waiting.drain(..).chain(self.large.drain(..)).collect()
+    }
+
+    fn those_like(&mut self, pending: &Pending<O>) -> &mut VecDeque<Pending<O>> {
+        if self.is_large(pending) { &mut self.large } else { &mut self.waiting }
+    }
+
+    pub(super) fn is_large(&self, pending: &Pending<O>) -> bool {
+        pending.operation.size() > self.max_bytes
     }
 
     /// Why what waits is refused: no connection works that would carry it out.
@@ -119,23 +146,36 @@ impl<O: Operation> Queue<O> {
 
     /// Whether a worker is to take up what waits.
     pub(super) fn is_due(&self) -> bool {
+        self.a_batch_is_due() || self.a_large_one_is_due()
+    }
+
+    fn a_batch_is_due(&self) -> bool {
         // An exclusive operation needs a batch of its own in any case.
         let is_alone = self.waiting.front().is_some_and(|first| first.operation.is_exclusive());
         let enough = if self.in_flight == 0 || is_alone || self.is_closing { 1 } else { SECOND_WORKER_THRESHOLD };
         self.waiting.len() >= enough
     }
 
-    /// Takes the next batch from the queue, in the order of ids and each id once.
-    ///
-    /// An operation that writes more than `max_bytes` is large: no other waits for it. It has a batch of its own, and leaves one
-    /// connection to the others where there are several.
-    pub(super) fn batch(&mut self, max_bytes: usize) -> Vec<Pending<O>> {
+    fn a_large_one_is_due(&self) -> bool {
+        !self.large.is_empty() && self.large_in_flight < self.connected.saturating_sub(1).max(1)
+    }
+
+    /// Takes the next batch from the queue, in the order of ids and each id once. Where a large operation is due as well, whichever
+    /// began to wait first is next.
+    pub(super) fn batch(&mut self) -> Vec<Pending<O>> {
+        let began = |queue: &VecDeque<Pending<O>>| queue.front().map(|first| first.since);
+        let batch_is_first = self.a_batch_is_due() && began(&self.waiting) < began(&self.large);
+        if self.a_large_one_is_due() && !batch_is_first {
+            let next = std::iter::from_fn(|| self.large.pop_front()).find(|pending| !pending.is_abandoned());
+            if next.is_some() {
+                return next.into_iter().collect();
+            }
+        }
         let mut batch: Vec<Pending<O>> = Vec::with_capacity(self.waiting.len().min(MAX_BATCH));
         let (mut bytes, mut others, mut ids) = (0, Vec::new(), HashSet::new());
-        let may_be_large = self.large_in_flight < self.connected.saturating_sub(1).max(1);
-        while batch.len() < MAX_BATCH && bytes < max_bytes {
+        while batch.len() < MAX_BATCH && bytes < self.max_bytes {
             let Some(pending) = self.waiting.pop_front() else { break };
-            if pending.operation.is_abandoned_with_caller() && pending.reply.is_closed() {
+            if pending.is_abandoned() {
                 continue;
             }
             let first = batch.first().map(|first: &Pending<O>| first.operation.statement());
@@ -143,12 +183,7 @@ impl<O: Operation> Queue<O> {
                 others.push(pending);
                 continue;
             }
-            let is_large = pending.operation.size() > max_bytes;
-            if is_large && !(may_be_large && batch.is_empty()) {
-                others.push(pending);
-                continue;
-            }
-            let is_alone = is_large || pending.operation.is_exclusive();
+            let is_alone = pending.operation.is_exclusive();
             if is_alone && !batch.is_empty() {
                 self.waiting.push_front(pending);
                 break;
@@ -224,6 +259,7 @@ pub(in crate::store) fn finish_on_caller_runtimes<J: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use std::thread::{self, ThreadId};
+    use std::time::Duration;
 
     use super::*;
 
@@ -263,7 +299,7 @@ mod tests {
     }
 
     fn queue(acts: impl IntoIterator<Item = Act>) -> (Queue<Act>, Vec<Receiver>) {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(MAX_BATCH_BYTES, 1);
         let add = |act| {
             let (pending, answer) = pending(act);
             queue.push(pending).unwrap();
@@ -274,7 +310,7 @@ mod tests {
     }
 
     fn batches(queue: &mut Queue<Act>) -> Vec<Vec<u8>> {
-        let batches = std::iter::from_fn(|| Some(queue.batch(MAX_BATCH_BYTES)).filter(|batch| !batch.is_empty()));
+        let batches = std::iter::from_fn(|| Some(queue.batch()).filter(|batch| !batch.is_empty()));
         batches.map(|batch| batch.iter().map(|pending| pending.operation.0.unwrap_or_default()).collect()).collect()
     }
 
@@ -288,20 +324,32 @@ mod tests {
         assert_eq!(batches(&mut waiting), [vec![1, 2, 3, 5], vec![3, 4]]);
     }
 
-    #[test]
-    fn a_large_operation_waits_its_turn_and_no_other_waits_for_it() {
-        let acts = [1, LARGE, 2, LARGE + 1, 3];
-        let (mut waiting, _answers) = queue(acts.map(act));
-        waiting.connected = 3;
+    #[tokio::test(start_paused = true)]
+    async fn a_large_operation_waits_its_turn_and_no_other_waits_for_it() {
+        let (mut waiting, mut answers) = queue([]);
+        for id in [1, LARGE, 2, LARGE + 1, 3] {
+            let (pending, answer) = pending(act(id));
+            waiting.push(pending).unwrap();
+            answers.push(answer);
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
         assert_eq!(batches(&mut waiting), [vec![1, 2, 3], vec![LARGE], vec![LARGE + 1]]);
-        for (connected, in_flight, may_be_large) in
-            [(1, 0, true), (1, 1, false), (2, 1, false), (3, 1, true), (3, 2, false)]
+        for (connected, in_flight, is_due) in [(1, 0, true), (1, 1, false), (2, 1, false), (3, 1, true), (3, 2, false)]
         {
             let (mut waiting, _answers) = queue([LARGE, 1].map(act));
             (waiting.connected, waiting.large_in_flight) = (connected, in_flight);
-            let expected = if may_be_large { vec![vec![LARGE], vec![1]] } else { vec![vec![1]] };
+            let expected = if is_due { vec![vec![LARGE], vec![1]] } else { vec![vec![1]] };
             assert_eq!(batches(&mut waiting), expected, "{connected} {in_flight}");
         }
+        // A batch in flight is no reason for it to wait.
+        let (mut waiting, _answers) = queue([1, LARGE].map(act));
+        (waiting.connected, waiting.in_flight) = (2, 1);
+        assert!(waiting.is_due());
+        assert_eq!(waiting.batch()[0].operation.0, Some(LARGE));
+        // Many of them make nothing else due.
+        let (mut waiting, _answers) = queue(std::iter::repeat_n(LARGE, SECOND_WORKER_THRESHOLD).chain([1]).map(act));
+        (waiting.connected, waiting.in_flight, waiting.large_in_flight) = (2, 1, 1);
+        assert!(!waiting.is_due());
     }
 
     #[test]
@@ -327,7 +375,8 @@ mod tests {
     #[test]
     fn operations_put_back_come_before_all_others() {
         let (mut waiting, _answers) = queue([3, 2, 1].map(act));
-        let again = waiting.batch(2);
+        waiting.max_bytes = 2;
+        let again = waiting.batch();
         waiting.put_back(again);
         let order: Vec<_> = waiting.waiting.iter().filter_map(|pending| pending.operation.0).collect();
         assert_eq!(order, [2, 3, 1]);
@@ -354,7 +403,8 @@ mod tests {
             waiting.in_flight = 1;
             assert_eq!(waiting.is_due(), number == SECOND_WORKER_THRESHOLD);
         }
-        assert_eq!(waiting.batch(usize::MAX).len(), SECOND_WORKER_THRESHOLD);
+        waiting.max_bytes = usize::MAX;
+        assert_eq!(waiting.batch().len(), SECOND_WORKER_THRESHOLD);
         assert!(!waiting.is_due());
     }
 

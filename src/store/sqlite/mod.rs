@@ -1,7 +1,7 @@
 //! Records in one SQLite file beside one process.
 //!
-//! A writer thread executes all queued operations in one transaction and answers them when that has reached the disk,
-//! so a lone operation is not delayed and many share one sync. A reader thread executes long reads on its own
+//! A writer thread executes all queued operations in one transaction, large ones after the others, and answers them when that has
+//! reached the disk, so a lone operation is not delayed and many share one sync. A reader thread executes long reads on its own
 //! connection.
 //!
 //! - An acknowledged write is in the write-ahead log and synced. The log is copied into the database by the writer
@@ -286,11 +286,13 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<Jo
 
 fn refused<T>(error: mpsc::error::TrySendError<T>) -> Error {
     match error {
-        mpsc::error::TrySendError::Full(_) => {
-            Error::determinate(ErrorKind::Unavailable, "too many operations are queued")
-        }
+        mpsc::error::TrySendError::Full(_) => too_many_queued(),
         mpsc::error::TrySendError::Closed(_) => Error::closed(),
     }
+}
+
+fn too_many_queued() -> Error {
+    Error::determinate(ErrorKind::Unavailable, "too many operations are queued")
 }
 
 /// A failed sync ends the process: the next start reads back the real content of the disk.

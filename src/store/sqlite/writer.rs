@@ -1,5 +1,5 @@
-//! The writer thread: executes all queued requests in one transaction, and answers them once it is durable. Where some
-//! write much, what writes little waits for one of them at most.
+//! The writer thread: executes all queued requests in one transaction, and answers them once it is durable. Those that write much
+//! come after the others, as many as fit into the transaction. One that does not fit has the next transaction to itself.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::error::{self, Failure};
 use super::session::Session;
-use super::{Fatal, Lock};
+use super::{Fatal, Lock, too_many_queued};
 use crate::store::batcher::finish_on_caller_runtimes;
 use crate::store::{Error, ErrorKind};
 
@@ -144,12 +144,7 @@ impl Writer {
     pub(super) fn run(mut self) {
         let alarm = PanicAlarm { thread: "writer", fatal: self.fatal.clone() };
         let is_orderly = self.work().is_ok();
-        self.queue.close();
-        while let Some(message) = self.queue.blocking_recv() {
-            if let Message::Job(job) = message {
-                job.fail(Error::closed());
-            }
-        }
+        self.refuse_the_rest();
         drop(alarm);
         let Self { mut session, reader, lock, finished, .. } = self;
         // The last connection to close leaves the file without a log beside it.
@@ -177,11 +172,18 @@ impl Writer {
             for message in messages.drain(..) {
                 match message {
                     Message::Job(job) if job.is_abandoned() => {}
+                    Message::Job(job) if job.size() > SMALL && large.len() >= self.queue.max_capacity() => {
+                        job.fail(too_many_queued());
+                    }
                     Message::Job(job) if job.size() > SMALL => large.push_back(job),
                     Message::Job(job) => batch.push(job),
-                    Message::Close => is_closing = true,
+                    Message::Close => {
+                        is_closing = true;
+                        self.refuse_the_rest();
+                    }
                 }
             }
+            large.retain(|job| !job.is_abandoned());
             let mut bytes: usize = batch.iter().map(|job| job.size()).sum();
             let queued = large.len();
             while let Some(job) = large.front()
@@ -196,6 +198,16 @@ impl Writer {
             self.execute(alone.into_iter().collect())?;
         }
         Ok(())
+    }
+
+    /// Accepts no more requests, and refuses those that are queued.
+    fn refuse_the_rest(&mut self) {
+        self.queue.close();
+        while let Some(message) = self.queue.blocking_recv() {
+            if let Message::Job(job) = message {
+                job.fail(Error::closed());
+            }
+        }
     }
 
     /// A store whose files were taken away or damaged must not go on: the next process would start with others.
