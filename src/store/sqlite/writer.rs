@@ -159,12 +159,13 @@ impl Writer {
 
     fn work(&mut self) -> Result<(), Terminated> {
         let mut messages = Vec::with_capacity(MAX_BATCH);
-        let mut large: VecDeque<Box<dyn Job>> = VecDeque::new();
+        let mut large = VecDeque::new();
         let mut is_closing = false;
         let mut checked = Instant::now();
         while !is_closing || !large.is_empty() {
             is_closing = is_closing || !receive(&mut self.queue, &mut messages, large.is_empty());
-            if checked.elapsed() >= CHECK_INTERVAL {
+            let has_work = !messages.is_empty() || !large.is_empty();
+            if has_work && checked.elapsed() >= CHECK_INTERVAL {
                 self.check_files()?;
                 checked = Instant::now();
             }
@@ -184,16 +185,7 @@ impl Writer {
                 }
             }
             large.retain(|job| !job.is_abandoned());
-            let mut bytes: usize = batch.iter().map(|job| job.size()).sum();
-            let queued = large.len();
-            while let Some(job) = large.front()
-                && bytes + job.size() <= MAX_BATCH_BYTES
-            {
-                bytes += job.size();
-                batch.extend(large.pop_front());
-            }
-            // The next one has its turn even where small ones never end.
-            let alone = if large.len() == queued { large.pop_front() } else { None };
+            let alone = add_large(&mut batch, &mut large);
             self.execute(batch)?;
             self.execute(alone.into_iter().collect())?;
         }
@@ -303,6 +295,21 @@ fn receive(queue: &mut mpsc::Receiver<Message>, messages: &mut Vec<Message>, wai
     }
     let mut nobody = Context::from_waker(Waker::noop());
     queue.poll_recv_many(&mut nobody, messages, MAX_BATCH) != Poll::Ready(0)
+}
+
+/// Adds the large requests that fit. Where the first does not, returns it: it has its turn even where small ones never end.
+fn add_large(batch: &mut Vec<Box<dyn Job>>, large: &mut VecDeque<Box<dyn Job>>) -> Option<Box<dyn Job>> {
+    let mut bytes: usize = batch.iter().map(|job| job.size()).sum();
+    let mut fits = |job: &Box<dyn Job>| {
+        bytes += job.size();
+        bytes <= MAX_BATCH_BYTES
+    };
+    let count = large.iter().take_while(|job| fits(job)).count();
+    if count == 0 {
+        return large.pop_front();
+    }
+    batch.extend(large.drain(..count));
+    None
 }
 
 /// Takes a failed transaction back, and says what that means for its requests.
