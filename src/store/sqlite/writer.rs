@@ -1,10 +1,11 @@
 //! The writer thread: executes all queued requests in one transaction, and answers them once it is durable. Those that write much
-//! come after the others, as many as fit into the transaction. One that does not fit has the next transaction to itself.
+//! come after the others, as many as fit into the transaction. One that does not fit has a transaction to itself, after which the others
+//! catch up.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
-use std::thread::JoinHandle;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -23,7 +24,10 @@ const MAX_BATCH: usize = 1024;
 const SMALL: usize = 16 << 10;
 
 /// Up to how many bytes a transaction takes large requests besides. One that is larger has a transaction of its own.
-const MAX_BATCH_BYTES: usize = 2 << 20;
+const MAX_BATCH_BYTES: usize = 1 << 20;
+
+/// After one of those, the next waits for the time that it took divided by this, if others came meanwhile: they have to catch up.
+const REST: u32 = 2;
 
 /// How often to look whether the files are still there.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -161,9 +165,11 @@ impl Writer {
         let mut messages = Vec::with_capacity(MAX_BATCH);
         let mut large = VecDeque::new();
         let mut is_closing = false;
-        let mut checked = Instant::now();
+        let (mut checked, mut rest_until) = (Instant::now(), Instant::now());
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         while !is_closing || !large.is_empty() {
-            is_closing = is_closing || !receive(&mut self.queue, &mut messages, large.is_empty());
+            let until = (!large.is_empty()).then_some(rest_until);
+            is_closing = is_closing || !receive(&mut self.queue, &mut messages, until, &waker);
             let has_work = !messages.is_empty() || !large.is_empty();
             if has_work && checked.elapsed() >= CHECK_INTERVAL {
                 self.check_files()?;
@@ -185,9 +191,15 @@ impl Writer {
                 }
             }
             large.retain(|job| !job.is_abandoned());
-            let alone = add_large(&mut batch, &mut large);
+            let have_joined = join(&mut batch, &mut large);
             self.execute(batch)?;
-            self.execute(alone.into_iter().collect())?;
+            if !have_joined && (is_closing || rest_until <= Instant::now()) {
+                let began = Instant::now();
+                self.execute(large.pop_front().into_iter().collect())?;
+                if !self.queue.is_empty() {
+                    rest_until = Instant::now() + began.elapsed() / REST;
+                }
+            }
         }
         Ok(())
     }
@@ -288,28 +300,46 @@ impl Writer {
     }
 }
 
-/// Takes what is queued, and waits for it if asked to. False where nothing more comes.
-fn receive(queue: &mut mpsc::Receiver<Message>, messages: &mut Vec<Message>, waits: bool) -> bool {
-    if waits {
+/// Takes what is queued; waits for something, until then at most. False where nothing more comes.
+fn receive(
+    queue: &mut mpsc::Receiver<Message>,
+    messages: &mut Vec<Message>,
+    until: Option<Instant>,
+    waker: &Waker,
+) -> bool {
+    let Some(until) = until else {
         return queue.blocking_recv_many(messages, MAX_BATCH) > 0;
+    };
+    loop {
+        match queue.poll_recv_many(&mut Context::from_waker(waker), messages, MAX_BATCH) {
+            Poll::Ready(count) => return count > 0,
+            Poll::Pending => match until.checked_duration_since(Instant::now()) {
+                Some(left) if !left.is_zero() => std::thread::park_timeout(left),
+                _ => return true,
+            },
+        }
     }
-    let mut nobody = Context::from_waker(Waker::noop());
-    queue.poll_recv_many(&mut nobody, messages, MAX_BATCH) != Poll::Ready(0)
 }
 
-/// Adds the large requests that fit. Where the first does not, returns it: it has its turn even where small ones never end.
-fn add_large(batch: &mut Vec<Box<dyn Job>>, large: &mut VecDeque<Box<dyn Job>>) -> Option<Box<dyn Job>> {
+/// Wakes the writer.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Adds the large requests that fit, in the order of their arrival. False where the first does not.
+fn join(batch: &mut Vec<Box<dyn Job>>, large: &mut VecDeque<Box<dyn Job>>) -> bool {
     let mut bytes: usize = batch.iter().map(|job| job.size()).sum();
-    let mut fits = |job: &Box<dyn Job>| {
-        bytes += job.size();
+    let mut fits = |size| {
+        bytes += size;
         bytes <= MAX_BATCH_BYTES
     };
-    let count = large.iter().take_while(|job| fits(job)).count();
-    if count == 0 {
-        return large.pop_front();
-    }
+    let count = large.iter().take_while(|job| fits(job.size())).count();
     batch.extend(large.drain(..count));
-    None
+    count > 0
 }
 
 /// Takes a failed transaction back, and says what that means for its requests.
