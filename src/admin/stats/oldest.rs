@@ -50,6 +50,12 @@ struct LastSearch {
     found: Option<Oldest>,
 }
 
+impl LastSearch {
+    fn found_by_now(&self) -> Option<Oldest> {
+        self.found.clone().map(|oldest| Oldest { age: oldest.age + self.at.elapsed(), ..oldest })
+    }
+}
+
 impl Default for Search {
     fn default() -> Self {
         Self { last: Arc::default(), turn: Arc::new(Semaphore::new(1)) }
@@ -65,17 +71,17 @@ impl Search {
             let (store, service, last) = (Arc::clone(store), Arc::clone(service), Arc::clone(&self.last));
             let search = tokio::spawn(async move {
                 let began = Instant::now();
-                // The store reports its failures.
-                let found = search(&*store, &service).await.unwrap_or(None);
-                let ended = LastSearch { at: Instant::now(), took: began.elapsed(), found };
-                *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+                let found = search(&*store, &service).await;
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                // The store reports its failures. A record does not become younger by one, and an alert on its age must not end.
+                let found = found.unwrap_or_else(|_| last.as_ref().and_then(LastSearch::found_by_now));
+                *last = Some(LastSearch { at: Instant::now(), took: began.elapsed(), found });
                 drop(turn);
             });
             // It goes on without whoever asked.
             let _ = timeout(PATIENCE, search).await;
         }
-        let LastSearch { at, found, .. } = self.last()?;
-        found.map(|oldest| Oldest { age: oldest.age + at.elapsed(), ..oldest })
+        self.last()?.found_by_now()
     }
 
     fn is_due(&self) -> bool {
@@ -159,5 +165,11 @@ mod tests {
         assert_eq!(known.oldest(&store, &service).await.unwrap().id, id);
         tokio::time::advance(Duration::from_secs(3)).await;
         assert_eq!(known.oldest(&store, &service).await.unwrap().age, Duration::from_secs(3));
+        store.close().await;
+        for waited in 1..=3 {
+            tokio::time::advance(PAUSE).await;
+            let found = known.oldest(&store, &service).await.unwrap();
+            assert_eq!((found.id, found.age), (id, Duration::from_secs(3) + waited * PAUSE), "the store has failed");
+        }
     }
 }
