@@ -14,11 +14,12 @@ keys! {
     /// What clients may use, and for how long. What exceeds a limit is refused or closed, and counted in
     /// `oncegate_limit_exceeded_total`.
     for Limits "[limits]" {
-        /// Connections on all listeners: one more gets 503 `overloaded` and is closed. At most 1000000. The system must
-        /// allow this many open files (`ulimit -Hn`), and those of upstreams and of large bodies.
+        /// Connections on all listeners: one more gets 503 `overloaded` and is closed. At most 1000000. If the system allows
+        /// fewer open files (`ulimit -Hn`) than these, those of upstreams and large bodies need, the start warns and lowers it.
         max_connections => number(COUNTS);
-        /// Connections from one address, or from one /64 of IPv6: one more gets 429 `quota-exceeded` and is closed. If
-        /// omitted, `max_connections`: behind a balancer all come from one address.
+        /// Connections from one address, or from one /64 of IPv6: one more gets 429 `quota-exceeded` and is closed; if
+        /// it is encrypted or has a PROXY header, it is closed without an answer. If omitted, `max_connections`: behind a
+        /// balancer all come from one address.
         max_connections_per_address => number(COUNTS), Example("1000");
         /// Requests in progress, until the end of their answers: one more gets 503 `overloaded`, and nothing of it is sent.
         /// At most 1000000.
@@ -30,7 +31,7 @@ keys! {
         /// not evaluated, and counted in `oncegate_observed_dropped_total`. At most 1000000.
         max_observing => number(0..=*COUNTS.end());
         /// How much memory bodies may take: those of requests with a key, up to 256 KiB each, and those of answers that are
-        /// to be stored. From "1MiB" to "1024GiB". Beyond it, a request's body goes to a temporary file, and an answer is
+        /// to be stored, which count twice until they are. From "1MiB" to "1024GiB". Beyond it, a request's body goes to a temporary file, and an answer is
         /// treated as if it exceeded max_response_body; answers up to 64 KiB are always held.
         max_buffered_memory => size(1 << 20..=1 << 40);
         /// How much disk space request bodies may take in temporary files (in TMPDIR, or /tmp). Beyond it, a request gets
@@ -38,11 +39,13 @@ keys! {
         max_buffered_disk => size(0..=1 << 50);
         /// Whether each client leaves some of the limits above, and of max_connections of an upstream, to others. Once half of a
         /// limit is in use, one address may hold at most three times what is still free, and one caller (by the scope of its
-        /// route) at most three times what is free for its address. So one address always leaves an eighth. Beyond its share, a
-        /// client gets what the limit says, also counted as `fair_share`. One client can use up a limit below 8.
+        /// route) at most three times what is free for its address. So one address always leaves an eighth. For
+        /// max_connections, it is the address of the connection, or of its PROXY header. Beyond its share, a client gets what
+        /// the limit says, also counted as `fair_share`. One client can use up a limit below 8.
         fair_share => flag();
-        /// How long the head of a request may take, from its first byte, and how long a new connection may be silent. Then
-        /// the connection is closed; a request that has begun gets 408 first.
+        /// How long the head of a request may take, from its first byte, and how long a new connection may take for its first
+        /// head, with its PROXY header and TLS handshake. Then the connection is closed; an HTTP/1.1 request that has begun gets
+        /// 408 first.
         header_timeout => nonzero_time();
         /// How long a connection may be silent between two requests.
         idle_timeout => nonzero_time();

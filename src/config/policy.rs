@@ -65,7 +65,8 @@ keys! {
         /// ends in +json are judged, if they are whole, not compressed, at most 1MiB and no gRPC calls.
         outcomes_body => outcomes_body::rules();
         /// What a retry gets while the first request is in progress: "reject" is 409 `in-flight` at once; { wait = "10s" }
-        /// holds it for that long at most (24h at most), and answers as soon as the first request has its answer. If the
+        /// holds it for that long at most (24h, or `timeout` or `client_timeout` of its upstream, the longer one, if that is
+        /// less), and answers as soon as the first request has its answer. If the
         /// client sends `Prefer: wait=N`, it waits for N seconds if that is shorter. A retry that waits never runs itself.
         in_flight => in_flight();
         /// What a retry of an unknown outcome gets: "hold" is 409 `outcome-unknown` until an operator resolves it; "retry" runs
