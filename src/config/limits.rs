@@ -31,8 +31,8 @@ keys! {
         /// not evaluated, and counted in `oncegate_observed_dropped_total`. At most 1000000.
         max_observing => number(0..=*COUNTS.end());
         /// How much memory bodies may take: those of requests with a key, up to 256 KiB each, and those of answers that are
-        /// to be stored, which count twice until they are. From "1MiB" to "1024GiB". Beyond it, a request's body goes to a temporary file, and an answer is
-        /// treated as if it exceeded max_response_body; answers up to 64 KiB are always held.
+        /// to be stored, which count twice until they are. From "1MiB" to "1024GiB". Beyond it, a request's body goes to a
+        /// temporary file, and an answer is treated as if it exceeded max_response_body; answers up to 64 KiB are always held.
         max_buffered_memory => size(1 << 20..=1 << 40);
         /// How much disk space request bodies may take in temporary files (in TMPDIR, or /tmp). Beyond it, a request gets
         /// 503 `overloaded`: nothing was sent, and its key is not claimed.

@@ -44,12 +44,12 @@ keys! {
         /// The longest that a whole attempt may take. After that its outcome is unknown.
         timeout: Duration = Duration::from_secs(60) => nonzero_time();
         /// The longest that opening a connection may take, including TLS and the HTTP/2 preface. Nothing has been sent by
-        /// then, so the key is free again.
+        /// then, so the key is free again, unless `outcomes.unreachable` is "hold".
         connect_timeout: Duration = Duration::from_secs(2) => nonzero_time();
         /// How long a client waits before it gets 504 `still-running` while the attempt goes on. If omitted, `timeout`.
         client_timeout: Option<Duration> = None => nonzero_time().optional(), Example("\"60s\"");
         /// The most connections to it, from 1 to 1000000. A request that finds none free waits for one as long as opening
-        /// one may take; then it gets 503 `overloaded`: nothing was sent, and its key is free again.
+        /// one may take; then it gets 503 `overloaded`: nothing was sent, and its key is free again (see connect_timeout).
         max_connections: u64 = 4000 => number(COUNTS);
         /// Which requests may share a connection: "always" those of all callers, "caller" those of one caller, "never" none:
         /// each has a connection of its own. An upstream that sends bytes after an answer can make them the answer to the
