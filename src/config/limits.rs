@@ -39,8 +39,8 @@ keys! {
         max_buffered_disk => size(0..=1 << 50);
         /// Whether each client leaves some of the limits above, and of max_connections of an upstream, to others. Once half of a
         /// limit is in use, one address may hold at most three times what is still free, and one caller (by the scope of its
-        /// route) at most three times what is free for its address. So one address always leaves an eighth. For
-        /// max_connections, it is the address of the connection, or of its PROXY header. Beyond its share, a client gets what
+        /// route) at most three times what is free for its address. So one address always leaves an eighth.
+        /// max_connections counts by the address of the connection, or of its PROXY header. Beyond its share, a client gets what
         /// the limit says, also counted as `fair_share`. One client can use up a limit below 8.
         fair_share => flag();
         /// How long the head of a request may take, from its first byte, and how long a new connection may take for its first

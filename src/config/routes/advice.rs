@@ -116,9 +116,8 @@ const LONG_FOR_FINGERPRINTS: Duration = Duration::from_secs(3600);
 
 /// Advises against keys that are fingerprints for as long as other keys last. A route with a `ttl` of its own is left alone.
 pub(super) fn on_fingerprint_keys(table: &Table<'_>, route: &str, policy: &Policy) {
-    let has = |source: &KeySource| matches!(source, KeySource::Fingerprint);
     let is_chosen = ["ttl", "preset"].iter().any(|key| table.get(key).is_some());
-    if policy.key.from.iter().any(has) && policy.ttl > LONG_FOR_FINGERPRINTS && !is_chosen {
+    if policy.key.from.contains(&KeySource::Fingerprint) && policy.ttl > LONG_FOR_FINGERPRINTS && !is_chosen {
         let ttl = show_duration(policy.ttl);
         let effect = format!("a caller that means the same twice within {ttl} gets the first answer again");
         table.advise(

@@ -17,15 +17,18 @@ fn advised(text: &str, key: &str) -> Vec<String> {
     about.map(|advice| advice.to_string()).collect()
 }
 
+/// The key of a route on SQLite where something is advised in these words.
+fn key_of_advice(keys: &str, words: &str) -> Option<String> {
+    let store = "[store]\nurl = \"sqlite:/tmp/gate.db\"\n";
+    let route = format!("[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nscope = [\"host\"]\n{keys}\n");
+    let mut about = advice(&format!("{store}{APP}{route}")).into_iter();
+    about.find(|advice| advice.message.contains(words)).map(|advice| advice.key)
+}
+
 /// The gate delivers a request again by itself: no client decides that an answer 5xx means that nothing was done.
 #[test]
 fn a_route_that_accepts_requests_is_to_say_what_its_5xx_mean() {
-    let advised = |keys: &str| {
-        let store = "[store]\nurl = \"sqlite:/tmp/gate.db\"\n";
-        let route = format!("[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nscope = [\"host\"]\n{keys}\n");
-        let mut about = advice(&format!("{store}{APP}{route}")).into_iter();
-        about.find(|advice| advice.message.contains("after an answer 5xx")).map(|advice| advice.key)
-    };
+    let advised = |keys: &str| key_of_advice(keys, "after an answer 5xx");
     assert_eq!(advised("mode = \"accept\"").as_deref(), Some("routes[0].mode"));
     assert_eq!(advised("async = \"allow\"").as_deref(), Some("routes[0].async"));
     for keys in [
@@ -39,12 +42,7 @@ fn a_route_that_accepts_requests_is_to_say_what_its_5xx_mean() {
 
 #[test]
 fn a_route_that_accepts_requests_is_to_limit_them() {
-    let advised = |keys: &str| {
-        let store = "[store]\nurl = \"sqlite:/tmp/gate.db\"\n";
-        let route = format!("[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nscope = [\"host\"]\n{keys}\n");
-        let mut about = advice(&format!("{store}{APP}{route}")).into_iter();
-        about.find(|advice| advice.message.contains("nothing limits")).map(|advice| advice.key)
-    };
+    let advised = |keys: &str| key_of_advice(keys, "nothing limits");
     assert_eq!(advised("mode = \"accept\"").as_deref(), Some("routes[0].mode"));
     assert_eq!(advised("async = \"allow\"").as_deref(), Some("routes[0].async"));
     assert_eq!(advised("mode = \"accept\"\nquota = { new_keys = 10, per = \"1s\" }"), None);

@@ -236,7 +236,7 @@ async fn no_other_waits_for_a_large_operation() {
     let began = Instant::now();
     batcher.submit(Act(1)).await.unwrap();
     assert_eq!(began.elapsed(), millis(3));
-    // They take turns: the connection that is left is not theirs, even if nobody else comes.
+    // The second one waits for the first: large operations leave the other connection free, even while nothing else is queued.
     let ends: Vec<_> = join_all(large).await.into_iter().map(|answered| answered.unwrap().1).collect();
     assert_eq!(ends[1] - ends[0], millis(1000));
     assert_eq!(fake.batches(), [vec![LARGE], vec![1], vec![LARGE]]);

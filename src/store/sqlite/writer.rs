@@ -26,7 +26,8 @@ const SMALL: usize = 16 << 10;
 /// Up to how many bytes a transaction takes large requests besides. One that is larger has a transaction of its own.
 const MAX_BATCH_BYTES: usize = 1 << 20;
 
-/// After one of those, the next waits for the time that it took divided by this, if others came meanwhile: they have to catch up.
+/// If small requests came while a large one ran, the next large one waits while they catch up: for the time that the last one took,
+/// divided by this.
 const REST: u32 = 2;
 
 /// How often to look whether the files are still there.
@@ -300,7 +301,8 @@ impl Writer {
     }
 }
 
-/// Takes what is queued; waits for something, until then at most. False where nothing more comes.
+/// Takes what is queued. If that is nothing, waits for a request: until the given time, or without a limit. Returns false once the queue
+/// is closed and empty.
 fn receive(
     queue: &mut mpsc::Receiver<Message>,
     messages: &mut Vec<Message>,

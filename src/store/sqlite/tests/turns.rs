@@ -53,6 +53,13 @@ impl Steps {
         self.push(name, size, None)
     }
 
+    /// One that runs, and ends when the sender says so.
+    fn begin(&self, name: &'static str, size: usize) -> (Sender<()>, writer::Reply<()>) {
+        let held = self.queue_held(name, size);
+        assert_eq!(self.next(), [name]);
+        held
+    }
+
     /// Queues one that ends when the sender says so.
     fn queue_held(&self, name: &'static str, size: usize) -> (Sender<()>, writer::Reply<()>) {
         let (end, may_end) = mpsc::channel();
@@ -74,8 +81,7 @@ impl Steps {
 #[tokio::test]
 async fn what_writes_little_waits_for_one_large_request_at_most() {
     let steps = Steps::new(100);
-    let (end_first, first) = steps.queue_held("first", 0);
-    assert_eq!(steps.next(), ["first"]);
+    let (end_first, first) = steps.begin("first", 0);
     let (end_large, large) = steps.queue_held("large", LARGE);
     let rest = [("large too", LARGE), ("medium", 1 << 20), ("small", 100)].map(|(name, size)| steps.queue(name, size));
     end_first.send(()).unwrap();
@@ -97,8 +103,7 @@ async fn what_writes_little_waits_for_one_large_request_at_most() {
 #[tokio::test]
 async fn a_store_that_closes_ends_large_requests_and_refuses_the_rest() {
     let steps = Steps::new(100);
-    let (end, first) = steps.queue_held("first", LARGE);
-    assert_eq!(steps.next(), ["first"]);
+    let (end, first) = steps.begin("first", LARGE);
     let queued = [steps.queue("second", LARGE), steps.queue("third", LARGE)];
     steps.store.writer.try_send(Message::Close).unwrap();
     end.send(()).unwrap();
@@ -112,8 +117,7 @@ async fn a_store_that_closes_ends_large_requests_and_refuses_the_rest() {
 #[tokio::test]
 async fn large_requests_that_wait_are_bounded_and_dropped_with_their_callers() {
     let steps = Steps::new(2);
-    let (end_first, first) = steps.queue_held("first", 0);
-    assert_eq!(steps.next(), ["first"]);
+    let (end_first, first) = steps.begin("first", 0);
     let (end_large, large) = steps.queue_held("large", LARGE);
     let abandoned = steps.queue("abandoned", LARGE);
     end_first.send(()).unwrap();
