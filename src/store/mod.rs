@@ -24,6 +24,7 @@ pub mod redis;
 mod removals;
 pub mod resealing;
 pub mod sealed;
+mod server_clock;
 #[cfg(test)]
 #[path = "../../tests/servers/mod.rs"]
 pub(crate) mod servers;

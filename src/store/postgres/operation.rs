@@ -5,13 +5,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::Connector;
 use super::deliveries::{self, IdHolder};
 use super::error::{self, OpenError};
-use super::session::{CallError, Query, Session};
+use super::session::{CallError, Query, STATEMENT_TIMEOUT, Session};
 use super::{row, write_check};
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 use crate::store::batcher::{Backend, Failure, Operation, Replies};
@@ -122,9 +123,12 @@ pub(super) enum ClaimReply {
     WritesChecked,
 }
 
+/// The function is not called when the statement arrives after its time: the condition holds for all rows or none, and is
+/// checked first (a one-time filter of its plan).
 const CLAIM: Query = Query {
     sql: "SELECT id, now, attempt, state, claimed_at, until, head, answer \
-          FROM oncegate.claim_v1($1, $2, $3, $4, $5, $6, $7)",
+          FROM oncegate.claim_v1($1, $2, $3, $4, $5, $6, $7) \
+          WHERE $8 >= (date_part('epoch', statement_timestamp()) * 1000)::bigint",
     types: &[
         Type::BYTEA_ARRAY,
         Type::BYTEA_ARRAY,
@@ -133,6 +137,7 @@ const CLAIM: Query = Query {
         Type::INT8_ARRAY,
         Type::INT8_ARRAY,
         Type::BYTEA_ARRAY,
+        Type::INT8,
     ],
 };
 
@@ -231,9 +236,16 @@ async fn claim(
     let unknown_ttls: Vec<i64> = claims.iter().map(|(_, fresh)| row::span(fresh.unknown_ttl)).collect();
     let origins: Vec<i64> = claims.iter().map(|(_, fresh)| fresh.origin.0).collect();
     let heads: Vec<&[u8]> = claims.iter().map(|(_, fresh)| &fresh.head[..]).collect();
-    let values: [&(dyn ToSql + Sync); 7] = [&ids, &attempts, &leases, &ttls, &unknown_ttls, &origins, &heads];
+    let latest = session.clock.after(STATEMENT_TIMEOUT);
+    let values: [&(dyn ToSql + Sync); 8] = [&ids, &attempts, &leases, &ttls, &unknown_ttls, &origins, &heads, &latest];
+    let asked = Instant::now();
     let rows = session.write(&CLAIM, &values, 0).await?;
     let mut replies = row::empty_replies(claims);
+    match rows.first() {
+        Some(found) => session.clock.read(asked, row::get(found, 1).map_err(CallError::Unreadable)?),
+        // It may have come too late by a clock that was set. They are claimed again, by the time that this tells.
+        None => session.commit().await?,
+    }
     for found in &rows {
         let id = row::id(found, 0).map_err(CallError::Unreadable)?;
         if let Ok(place) = claims.binary_search_by(|(known, _)| known.cmp(&id)) {

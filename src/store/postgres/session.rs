@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, CancelToken, Client, Connection, Error as SqlError, Row, Statement};
@@ -19,6 +19,7 @@ use super::host_selection::{Hosts, Suspicion};
 use super::row;
 use super::tls::Encryptor;
 use crate::store::batcher::Failure;
+use crate::store::server_clock::ServerClock;
 use crate::store::{Error, ErrorKind};
 
 /// How long a statement may take. After that the connection is closed: the caller has timed out already, and the
@@ -36,9 +37,10 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 const MIN_BYTES_PER_MS: usize = 1024;
 
 /// Writes to the log that a commit waits for, and to no table: `migrate` connects where there is none yet. The commit waits
-/// as those of claims do, whatever the session is set to.
+/// as those of claims do, whatever the session is set to. Gives the server's time.
 const COMMIT: Query = Query {
-    sql: "SELECT pg_logical_emit_message(true, 'oncegate', ''), set_config('client_min_messages', 'warning', true), \
+    sql: "SELECT (date_part('epoch', clock_timestamp()) * 1000)::bigint, \
+          pg_logical_emit_message(true, 'oncegate', ''), set_config('client_min_messages', 'warning', true), \
           CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') \
           THEN set_config('synchronous_commit', 'on', true) END",
     types: &[],
@@ -69,6 +71,8 @@ pub(super) struct Session {
     pub(super) host: usize,
     /// Whether the other end is the server itself, and not a pooler before it.
     pub(super) is_direct: bool,
+    /// Its time, as it said with the last commit or claim.
+    pub(super) clock: ServerClock,
 }
 
 /// Cancels the statement that a connection waits for.
@@ -153,7 +157,8 @@ impl Session {
         host: usize,
     ) -> Self {
         let _driver = AbortOnDrop(driver);
-        Self { client, prepared: None, messages, _driver, ended, tls, hosts, host, is_direct: false }
+        let clock = ServerClock::default();
+        Self { client, prepared: None, messages, _driver, ended, tls, hosts, host, is_direct: false, clock }
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -182,9 +187,14 @@ impl Session {
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
     }
 
-    /// Commits, and waits until that is durable.
+    /// Commits, and waits until that is durable. Reads the server's clock.
     pub(super) async fn commit(&self) -> Result<(), CallError> {
-        self.write(&COMMIT, &[], 0).await.map(drop)
+        let asked = Instant::now();
+        let rows = self.write(&COMMIT, &[], 0).await?;
+        if let Some(time) = rows.first().and_then(|row| row.try_get(0).ok()) {
+            self.clock.read(asked, time);
+        }
+        Ok(())
     }
 
     /// Calls a function that writes, and waits until that is durable.

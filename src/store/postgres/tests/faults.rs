@@ -202,6 +202,37 @@ async fn a_database_that_hangs_is_given_up_and_comes_back() {
     store.close().await;
 }
 
+/// A server process that reads a claim when it is over: the record would be of an attempt that nobody knows any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_comes_late_leaves_no_record() {
+    let Some((_server, database)) = own_server(&[]) else { return };
+    let store = open(&database.url).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    sleep(ALL_BACK).await;
+    let processes = database.value(
+        "SELECT string_agg(pid::text, ' ') FROM pg_stat_activity
+         WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
+    );
+    let signal = |signal: &str| {
+        let sent = std::process::Command::new("kill").arg(signal).args(processes.split(' ')).status();
+        assert!(sent.unwrap().success(), "{signal} {processes}");
+    };
+    signal("-STOP");
+    let hung = timeout(Duration::from_secs(15), store.claim(id(2), fresh(2))).await.expect("it is given up");
+    assert!(matches!(hung, Err(Error::Indeterminate(_))), "{hung:?}");
+    let again = until_up(|| store.claim(id(2), fresh(2))).await;
+    assert!(matches!(again, Claim::Inserted(_)), "{again:?}");
+    until_up(|| store.settle(id(2), attempt(2), Settlement::Release)).await;
+    assert!(store.get(id(2)).await.unwrap().is_none());
+
+    signal("-CONT");
+    until_up(|| store.claim(id(3), fresh(3))).await;
+    sleep(ALL_BACK).await;
+    let late = store.get(id(2)).await.unwrap().map(|found| found.record);
+    assert_eq!(late, None, "what nobody waits for was claimed");
+    store.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_first_host_is_skipped() {
     let Some(database) = database() else { return };
