@@ -123,7 +123,7 @@ impl Redis {
         let manager = ConnectionManager::open(&settings.servers, COMMAND_TIMEOUT).await?;
         let description = Description::of(&settings.servers, &manager).await?;
         let is_partitioned = settings.servers.topology == Topology::Cluster;
-        let client = Arc::new(ScriptClient { manager: manager.clone(), scripts: Scripts::new(clock), is_partitioned });
+        let client = Arc::new(ScriptClient::new(manager.clone(), Scripts::new(clock), is_partitioned));
         rights::check(&client, settings.servers.user.as_deref()).await?;
         let mut token = [0; 16];
         getrandom::fill(&mut token)

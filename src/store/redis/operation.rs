@@ -4,15 +4,16 @@ use std::future::pending;
 use std::sync::Arc;
 
 use redis::{Cmd, RedisResult, Value};
+use tokio::time::Instant;
 
 use super::keys::{self, Partition};
 use super::record::{self, Unreadable, millis, span};
 use super::script_client::ScriptClient;
-use super::scripts::Scripts;
-use super::{error, unexpected_reply};
+use super::{COMMAND_TIMEOUT, error, unexpected_reply};
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp, Version};
 use crate::store::batcher::{self, Backend, Failure, Replies};
 use crate::store::lifecycle::{self, CurrentRecord, Transition};
+use crate::store::server_clock::ServerClock;
 use crate::store::{Claim, Error, Expiry, LeaseRenewal, NewRecord, Settled, Settlement};
 
 /// An operation of the batcher.
@@ -134,12 +135,13 @@ impl Backend for Arc<ScriptClient> {
 
     async fn execute(&self, (): &(), batch: &[&Operation]) -> Result<Replies<Operation>, Failure> {
         let calls = calls(batch, self.is_partitioned);
-        let commands: Vec<Cmd> = calls.iter().map(|call| call.command(&self.scripts, batch)).collect();
+        let commands: Vec<Cmd> = calls.iter().map(|call| call.command(self, batch)).collect();
+        let asked = Instant::now();
         let answers = self.send(&commands).await.map_err(|error| Failure::OfAll(error::of_write(&error)))?;
         let mut replies: Replies<Operation> = Vec::with_capacity(batch.len());
         replies.resize_with(batch.len(), || Some(Err(unexpected_reply(Unreadable))));
         for (call, answer) in calls.iter().zip(answers) {
-            call.read(batch, answer, &mut replies);
+            call.read(batch, answer, self.clock(call.partition), asked, &mut replies);
         }
         Ok(replies)
     }
@@ -161,7 +163,8 @@ fn calls(batch: &[&Operation], is_partitioned: bool) -> Vec<ScriptCall> {
 }
 
 impl ScriptCall {
-    fn command(&self, scripts: &Scripts, batch: &[&Operation]) -> Cmd {
+    fn command(&self, client: &ScriptClient, batch: &[&Operation]) -> Cmd {
+        let scripts = &client.scripts;
         let operations = self.places.iter().map(|place| batch[*place]);
         let script = match batch[self.places[0]] {
             Operation::Claim { .. } => &scripts.claim,
@@ -183,6 +186,9 @@ impl ScriptCall {
         };
         let mut command = script.call(2 * self.places.len());
         operations.clone().filter_map(Operation::record).for_each(|id| add_keys(&mut command, id));
+        if self.kind == Some(Kind::Claim) {
+            command.arg(client.clock(self.partition).after(COMMAND_TIMEOUT));
+        }
         for operation in operations {
             match operation {
                 Operation::Claim { fresh, .. } => add_fresh(&mut command, fresh),
@@ -202,7 +208,14 @@ impl ScriptCall {
     }
 
     /// Puts what was answered in the places of the operations.
-    fn read(&self, batch: &[&Operation], answer: RedisResult<Value>, replies: &mut [Option<Result<Reply, Error>>]) {
+    fn read(
+        &self,
+        batch: &[&Operation],
+        answer: RedisResult<Value>,
+        clock: &ServerClock,
+        asked: Instant,
+        replies: &mut [Option<Result<Reply, Error>>],
+    ) {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
@@ -218,6 +231,12 @@ impl ScriptCall {
         let Value::Array(answers) = answer else { return };
         let mut answers = answers.into_iter();
         let Some(now) = answers.next().and_then(|now| number(&now).ok()).map(record::time) else { return };
+        clock.read(asked, i64::try_from(now.0).unwrap_or(i64::MAX));
+        if self.kind == Some(Kind::Claim) && answers.len() == 0 {
+            // They came too late, by a clock that was set perhaps. They are claimed again, by the time that this tells.
+            self.places.iter().for_each(|place| replies[*place] = None);
+            return;
+        }
         for (place, answer) in self.places.iter().zip(answers) {
             replies[*place] = Some(match (batch[*place], answer) {
                 (_, Value::ServerError(error)) => Err(error::of_write(&error.into())),
@@ -368,6 +387,25 @@ mod tests {
         assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{refused:?}");
         assert_eq!(renewed("-OOM command not allowed\r\n:1\r\n").unwrap(), [RecordId([2; 32])]);
         assert_eq!(renewed(":0\r\n:0\r\n").unwrap(), []);
+    }
+
+    #[test]
+    fn claims_that_came_late_are_asked_again() {
+        let fresh = NewRecord {
+            attempt: AttemptToken([1; 16]),
+            origin: crate::store::OriginId(1),
+            lease: std::time::Duration::from_secs(60),
+            ttl: std::time::Duration::from_secs(60),
+            unknown_ttl: std::time::Duration::from_secs(60),
+            head: bytes::Bytes::new(),
+        };
+        let claim = Operation::Claim { id: RecordId([1; 32]), fresh };
+        let call = ScriptCall { kind: Some(Kind::Claim), partition: None, places: vec![0] };
+        let clock = ServerClock::default();
+        let mut replies: Replies<Operation> = vec![Some(Err(unexpected_reply(Unreadable)))];
+        call.read(&[&claim], Ok(Value::Array(vec![Value::Int(70_000)])), &clock, Instant::now(), &mut replies);
+        assert!(replies[0].is_none());
+        assert!((75_000..80_000).contains(&clock.after(COMMAND_TIMEOUT)), "by the time that this told");
     }
 
     #[test]

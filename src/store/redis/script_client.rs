@@ -2,8 +2,10 @@
 
 use redis::{Cmd, ErrorKind as RedisKind, RedisResult, ServerErrorKind, Value};
 
+use super::keys::{PARTITIONS, Partition};
 use super::manager::{Answers, ConnectionManager};
 use super::scripts::Scripts;
+use crate::store::server_clock::ServerClock;
 
 /// A link with the scripts that are called by it.
 pub(super) struct ScriptClient {
@@ -11,9 +13,20 @@ pub(super) struct ScriptClient {
     pub(super) scripts: Scripts,
     /// Whether what one call carries must be of one partition.
     pub(super) is_partitioned: bool,
+    /// The clock of the server that has each partition. Without partitions, the first stands for all.
+    clocks: [ServerClock; PARTITIONS as usize],
 }
 
 impl ScriptClient {
+    pub(super) fn new(manager: ConnectionManager, scripts: Scripts, is_partitioned: bool) -> Self {
+        Self { manager, scripts, is_partitioned, clocks: std::array::from_fn(|_| ServerClock::default()) }
+    }
+
+    /// The clock of the server that has a partition.
+    pub(super) fn clock(&self, partition: Option<Partition>) -> &ServerClock {
+        &self.clocks[partition.map_or(0, |Partition(partition)| usize::from(partition))]
+    }
+
     /// Sends commands at once, and those in full whose script a server does not know.
     pub(super) async fn send(&self, batch: &[Cmd]) -> RedisResult<Answers> {
         let mut answers = self.manager.send(batch).await?;

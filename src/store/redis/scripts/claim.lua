@@ -1,5 +1,7 @@
--- KEYS: for each claim its record and t. ARGV: for each what comes before its times, its lease, what comes after them.
--- Gives the time; then for each when it was claimed, or what stands, or why it failed.
+-- KEYS: for each claim its record and t. ARGV: until when all of them are good; for each what comes before its times, its
+-- lease, what comes after them.
+-- Gives the time; then for each when it was claimed, or what stands, or why it failed. After that time it gives no more than
+-- the time: whoever asked has given them up.
 local function claim(record, t, begin, lease, rest)
     local lease_until = after(now, lease)
     local score, id = score_of(0, lease_until), id_of(record)
@@ -37,7 +39,10 @@ local function claim(record, t, begin, lease, rest)
 end
 
 local said = { now }
+if now > tonumber(ARGV[1]) then
+    return said
+end
 for n = 1, #KEYS / 2 do
-    said[n + 1] = claim(KEYS[2 * n - 1], KEYS[2 * n], ARGV[3 * n - 2], tonumber(ARGV[3 * n - 1]), ARGV[3 * n])
+    said[n + 1] = claim(KEYS[2 * n - 1], KEYS[2 * n], ARGV[3 * n - 1], tonumber(ARGV[3 * n]), ARGV[3 * n + 1])
 end
 return said

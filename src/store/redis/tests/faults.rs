@@ -170,6 +170,27 @@ async fn a_server_that_takes_no_writes_tells_what_stands() {
     stands("no snapshots").await;
 }
 
+/// A network that delivers a claim when its sender has given it up: the record would be of an attempt that nobody knows any
+/// more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_comes_late_leaves_no_record() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    let here = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+    store.client.clock(None).read(Instant::now(), here - 60_000);
+    let claim = Operation::Claim { id: id(1), fresh: fresh(1) };
+    let Ok(late) = store.client.execute(&(), &[&claim]).await else { panic!("the server answers") };
+    assert!(matches!(late[..], [None]), "it is to be asked again");
+    assert!(store.get(id(1)).await.unwrap().is_none());
+    // By the time that this told.
+    let Ok(again) = store.client.execute(&(), &[&claim]).await else { panic!("the server answers") };
+    assert!(matches!(again[..], [Some(Ok(Reply::Claim(Claim::Inserted(_))))]));
+
+    store.client.clock(None).read(Instant::now(), here + 3_600_000);
+    assert!(matches!(store.claim(id(2), fresh(2)).await, Ok(Claim::Inserted(_))), "a clock ahead refuses nothing");
+    store.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_answer_is_fetched_by_itself() {
     let Some(server) = servers::Redis::start() else { return };
