@@ -339,6 +339,11 @@ impl Client {
         let _ = self.0.send(reply);
     }
 
+    /// Whether the client has left, or was answered by its timeout.
+    pub(super) fn is_gone(&self) -> bool {
+        self.0.is_closed()
+    }
+
     /// Returns when the client has left.
     pub(super) async fn gone(&mut self) {
         self.0.closed().await;

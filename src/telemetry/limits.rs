@@ -40,11 +40,13 @@ pub enum Limit {
     MaxHeaderSize,
     /// `[limits] max_headers`
     MaxHeaders,
+    /// What a client may cost over HTTP/2 without requests, which has no key
+    Http2Flood,
 }
 
 impl Limit {
     /// Every limit, in the order of its declaration.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::MaxConnections,
         Self::MaxConnectionsPerAddress,
         Self::MaxRequests,
@@ -60,9 +62,10 @@ impl Limit {
         Self::MinBodyRate,
         Self::MaxHeaderSize,
         Self::MaxHeaders,
+        Self::Http2Flood,
     ];
 
-    /// The word for it: its key in the configuration.
+    /// The word for it: its key in the configuration, if it has one.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -81,6 +84,7 @@ impl Limit {
             Self::MinBodyRate => "min_body_rate",
             Self::MaxHeaderSize => "max_header_size",
             Self::MaxHeaders => "max_headers",
+            Self::Http2Flood => "http2_flood",
         }
     }
 
@@ -101,7 +105,8 @@ impl Limit {
             | Self::BodyTimeout
             | Self::MinBodyRate
             | Self::MaxHeaderSize
-            | Self::MaxHeaders => false,
+            | Self::MaxHeaders
+            | Self::Http2Flood => false,
         }
     }
 }

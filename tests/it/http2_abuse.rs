@@ -154,6 +154,11 @@ fn batch(round: u32, one: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
     (0..BATCH).flat_map(|nth| one(2 * (round * BATCH + nth) + 1)).collect()
 }
 
+/// How many connections the gate counted as such.
+fn floods(gate: &Gate) -> f64 {
+    gate.metric("oncegate_limit_exceeded_total", &["limit=\"http2_flood\""])
+}
+
 #[test]
 fn rapid_resets_end_the_connection() {
     let upstream = quick();
@@ -165,6 +170,7 @@ fn rapid_resets_end_the_connection() {
         })
     });
     assert_eq!(end, TOO_MUCH);
+    assert_eq!(floods(&gate), 1.0);
 }
 
 /// Each request is looked at before it is given up: what the h2 crate counts it does not count as a flood.
@@ -197,8 +203,10 @@ fn pings_and_settings_are_answered_within_bounds() {
         ("priority flood", frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 1])),
         ("frames of no known kind", frame(0xEE, 0, 0, &[0; 100])),
     ] {
+        let counted = floods(&gate);
         let end = abused(&gate, what, &[], |round| batch(round, |_| one.clone()));
         assert_eq!(end, LEAVES, "{what}");
+        assert_eq!(floods(&gate), counted + 1.0, "{what}");
     }
 }
 

@@ -5,7 +5,7 @@ mod files;
 use std::time::{Duration, Instant};
 
 use crate::support::faults::Fault;
-use crate::support::{Gate, Plan, Reply, Request, Signal, Upstream, eventually};
+use crate::support::{Client, Gate, Plan, Reply, Request, Signal, Upstream, eventually};
 
 /// An upstream that answers when the signal is given.
 fn holding() -> (Upstream, Signal) {
@@ -245,6 +245,31 @@ fn failing_open_is_marked() {
     gate.heal();
     eventually("protection again", || (gate.post("/charges", "k-2", "{}").word() == "executed").then_some(()));
     gate.post("/charges", "k-2", "{}").expect(200, "replayed");
+}
+
+/// A run without a record helps no client that has left, or that its timeout has answered.
+#[test]
+fn failing_open_runs_nothing_for_a_client_that_is_gone() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream).defaults("store_failure = \"forward\"").upstream("client_timeout = \"700ms\"");
+    let gate = plan.with_faults().store("settle_timeout = \"2s\"").start();
+    gate.post("/charges", "warm", "{}").expect(200, "executed");
+    gate.fault(Fault::Block);
+    let mut client = Client::connect(gate.address);
+    client.send(Request::post("/charges").key("left").body("{}").bytes());
+    std::thread::sleep(Duration::from_millis(200));
+    drop(client);
+    gate.post("/charges", "answered", "{}").expect_problem(504, "still-running");
+    std::thread::sleep(Duration::from_secs(4));
+    gate.heal();
+    let free = |key: &str| {
+        let retry = gate.post("/charges", key, "{}");
+        (retry.word() == "executed").then_some(())
+    };
+    for key in ["left", "answered"] {
+        eventually("the key is free", || free(key));
+        assert_eq!(upstream.runs_of(key), 1, "{key}");
+    }
 }
 
 /// What a failed sync lost cannot be known: going on would be a lie.

@@ -27,6 +27,7 @@ use crate::http::usage::{Account, Permit};
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{AttemptToken, Record};
+use crate::idempotency::recovery::Recovery;
 use crate::idempotency::settle::{Control, Ending, LARGEST_JUDGED, OutcomeAction, Verdict, settle, settle_again};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{Expiry, Settled, Settlement};
@@ -395,12 +396,12 @@ fn failed(request: &ProtectedRequest, ending: Ending, problem: Problem, settle: 
     let is_released = settle(request.policy(), ending, &Control::default(), None) == Verdict::Release;
     // Where it is stored: there is no answer to complete with.
     let end = if is_released { Settlement::Release } else { hold(UnknownCause::Ended(ending)) };
-    AttemptResult::without_answer(end, by_policy(problem, is_released))
+    AttemptResult::without_answer(end, by_policy(problem, is_released, &request.policy().recovery))
 }
 
 /// What an attempt comes to that the gate waits for no longer.
 fn abandoned() -> AttemptResult {
-    AttemptResult::without_answer(hold(UnknownCause::Shutdown), by_policy(pass::abandoned(), false))
+    AttemptResult::without_answer(hold(UnknownCause::Shutdown), by_policy(pass::abandoned(), false, &Recovery::Hold))
 }
 
 fn hold(cause: UnknownCause) -> Settlement {

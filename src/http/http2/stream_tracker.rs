@@ -1,5 +1,6 @@
 //! Tracks the streams of a connection.
 
+use std::error::Error as _;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
+use h2::Reason;
 use hyper::rt::Executor;
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -58,6 +60,12 @@ pub(super) enum CloseReason {
     Flooded,
 }
 
+/// Whether the library ended a connection since its client sent too much of what costs and leads nowhere.
+fn is_for_flood(error: &hyper::Error) -> bool {
+    let inner = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
+    inner.is_some_and(|error| error.reason() == Some(Reason::ENHANCE_YOUR_CALM) && !error.is_remote())
+}
+
 impl StreamTracker {
     pub(super) fn new(limits: &Arc<Limits>, usage: &Arc<Usage>) -> Arc<Self> {
         let now = Instant::now();
@@ -96,10 +104,16 @@ impl StreamTracker {
     }
 
     /// Drives a connection until there is a reason to close it.
-    pub(super) async fn run_until_close<C: Future>(&self, mut connection: Pin<&mut C>) -> CloseReason {
+    pub(super) async fn run_until_close<C>(&self, mut connection: Pin<&mut C>) -> CloseReason
+    where
+        C: Future<Output = Result<(), hyper::Error>>,
+    {
         let mut timer = pin!(sleep_until(Instant::now() + self.limits.header_timeout));
         poll_fn(|cx| {
-            if connection.as_mut().poll(cx).is_ready() {
+            if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+                if ended.is_err_and(|error| is_for_flood(&error)) {
+                    self.usage.exceeded(Limit::Http2Flood);
+                }
                 return Poll::Ready(CloseReason::Ended);
             }
             self.waker.register(cx.waker());
@@ -108,6 +122,7 @@ impl StreamTracker {
                 (state.floods + state.reset_floods > 0, (state.open == 0).then_some(state.idle_since), state.has_begun)
             };
             if is_flooded {
+                self.usage.exceeded(Limit::Http2Flood);
                 return Poll::Ready(CloseReason::Flooded);
             }
             let Some(since) = idle_since else { return Poll::Pending };

@@ -12,6 +12,7 @@ use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
 use crate::idempotency::policy::ResponseMode;
 use crate::idempotency::record::{AttemptToken, Record, Timestamp};
+use crate::idempotency::recovery::Recovery;
 use crate::idempotency::settle::{Control, Ending, Verdict};
 use crate::store::Settled;
 use crate::telemetry::outcome::{Code, Outcome};
@@ -108,10 +109,12 @@ const MAY_HAVE_RUN: &str = "; it may have taken effect: do not send it with a ne
 /// Adds to a failed attempt's problem what its outcome means: that it is unknown, or what a retry gets where the route's `outcomes`
 /// differ from the defaults that its code implies. They release the key of an unknown outcome, or hold the key of a request that the
 /// gate did not send.
-pub(super) fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
+pub(super) fn by_policy(mut problem: Problem, is_released: bool, recovery: &Recovery) -> Problem {
     match (is_released, problem.code.retryable()) {
+        // The upstream cannot take it as it is.
+        (true, false) if problem.code == Code::BadRequest => {}
         (true, false) => problem.detail.push_str("; this route releases the key: a retry runs the request again"),
-        (false, true) => {
+        (false, true) if matches!(recovery, Recovery::Hold | Recovery::Resend(_)) => {
             let detail =
                 "nothing was sent to the upstream; this route holds the outcome as unknown: a retry does not run";
             problem.detail = detail.to_owned();
@@ -119,7 +122,7 @@ pub(super) fn by_policy(mut problem: Problem, is_released: bool) -> Problem {
         (false, false) if matches!(problem.code, Code::UpstreamBroken | Code::UpstreamTimeout) => {
             problem.detail.push_str(MAY_HAVE_RUN);
         }
-        (true, true) | (false, false) => {}
+        (true, true) | (false, _) => {}
     }
     problem
 }
@@ -214,4 +217,27 @@ pub(super) fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &
 pub(super) fn trailers_may_follow(request: &ProtectedRequest, answer: &Answer) -> bool {
     let announces = |(name, _): &(HeaderName, HeaderValue)| *name == TRAILER;
     request.head.version >= Version::HTTP_2 || answer.headers.iter().any(announces) && !has_length(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_says_what_its_route_makes_of_a_retry() {
+        use Code::{BadRequest, UpstreamBroken, UpstreamUnreachable};
+        let cases = [
+            (UpstreamUnreachable, true, Recovery::Hold, ""),
+            (UpstreamUnreachable, false, Recovery::Hold, "a retry does not run"),
+            // It runs, as after any failure to send.
+            (UpstreamUnreachable, false, Recovery::Retry, ""),
+            (UpstreamBroken, true, Recovery::Hold, "a retry runs the request again"),
+            (UpstreamBroken, false, Recovery::Hold, MAY_HAVE_RUN),
+            (BadRequest, true, Recovery::Hold, ""),
+        ];
+        for (code, is_released, recovery, told) in cases {
+            let Problem { detail, .. } = by_policy(Problem::new(code, ""), is_released, &recovery);
+            assert!(detail.ends_with(told) && detail.is_empty() == told.is_empty(), "{code:?}: {detail}");
+        }
+    }
 }
