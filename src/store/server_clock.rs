@@ -9,8 +9,8 @@ use tokio::time::Instant;
 /// network that did, may deliver a claim after the gate has given it up and released its key. Its record would be of an attempt
 /// that nobody knows, and refuse all retries.
 ///
-/// The bound is as good as the two clocks: one that is set back lets a late claim pass, one that is set forward has a claim
-/// refused once, and read again.
+/// The bound is as good as the two clocks. One that is set back lets a late claim pass. One that is set forward, or a machine that
+/// slept, has a claim refused once: the gate reads the clock again, and claims again.
 #[derive(Default)]
 pub(super) struct ServerClock(Mutex<Option<Reading>>);
 
@@ -23,11 +23,10 @@ struct Reading {
 }
 
 impl ServerClock {
-    /// Takes what the server said when it was asked then. An earlier time than the last one is that of an older event, and says
-    /// nothing.
+    /// Takes what the server said when it was asked then, unless it was asked later since.
     pub(super) fn read(&self, asked: Instant, time: i64) {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_none_or(|last| last.time < time) {
+        if last.is_none_or(|last| last.asked <= asked) {
             *last = Some(Reading { asked, time });
         }
     }
@@ -58,8 +57,10 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         clock.read(asked, 1300);
         assert_eq!(clock.after(Duration::ZERO), 2300);
+        clock.read(asked - Duration::from_millis(1), 9000);
+        assert_eq!(clock.after(Duration::ZERO), 2300, "an answer that was overtaken");
         clock.read(Instant::now(), 1200);
-        assert_eq!(clock.after(Duration::ZERO), 2300, "the time of an older event");
+        assert_eq!(clock.after(Duration::ZERO), 1200, "it was set back");
         clock.read(Instant::now(), i64::MAX - 1);
         assert_eq!(clock.after(Duration::from_secs(5)), i64::MAX);
     }

@@ -40,7 +40,7 @@ pub enum Limit {
     MaxHeaderSize,
     /// `[limits] max_headers`
     MaxHeaders,
-    /// What a client may cost over HTTP/2 without requests, which has no key
+    /// The bounds of a connection over HTTP/2, which have no key
     Http2Flood,
 }
 

@@ -402,6 +402,10 @@ impl ActionExecutor {
                     Settled::Done { .. } => SettleResult::Done,
                     Settled::NotCurrent { record } => self.superseded(record.as_ref()),
                 };
+                if self.attempted.is_none() {
+                    // Its claim is withdrawn. The next is another attempt's: a withdrawal that comes late must not meet it.
+                    self.fresh = None;
+                }
                 self.settled = Some(settled);
                 Event::Settled(settlement)
             }

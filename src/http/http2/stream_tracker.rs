@@ -60,7 +60,8 @@ pub(super) enum CloseReason {
     Flooded,
 }
 
-/// Whether the library ended a connection since its client sent too much of what costs and leads nowhere.
+/// Whether the h2 crate ended a connection since its client sent too much of what costs and leads nowhere: requests that it cancels,
+/// streams with errors, empty pieces of bodies, heads that do not end.
 fn is_for_flood(error: &hyper::Error) -> bool {
     let inner = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
     inner.is_some_and(|error| error.reason() == Some(Reason::ENHANCE_YOUR_CALM) && !error.is_remote())
@@ -113,6 +114,7 @@ impl StreamTracker {
             if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
                 if ended.is_err_and(|error| is_for_flood(&error)) {
                     self.usage.exceeded(Limit::Http2Flood);
+                    tracing::debug!("a connection ended: too many useless frames or cancelled requests");
                 }
                 return Poll::Ready(CloseReason::Ended);
             }

@@ -126,7 +126,8 @@ pub(super) enum ClaimReply {
 /// The function is not called when the statement arrives after its time: the condition holds for all rows or none, and is
 /// checked first (a one-time filter of its plan).
 const CLAIM: Query = Query {
-    sql: "SELECT id, now, attempt, state, claimed_at, until, head, answer \
+    sql: "SELECT id, now, attempt, state, claimed_at, until, head, answer, \
+              (date_part('epoch', statement_timestamp()) * 1000)::bigint \
           FROM oncegate.claim_v1($1, $2, $3, $4, $5, $6, $7) \
           WHERE $8 >= (date_part('epoch', statement_timestamp()) * 1000)::bigint",
     types: &[
@@ -242,8 +243,8 @@ async fn claim(
     let rows = session.write(&CLAIM, &values, 0).await?;
     let mut replies = row::empty_replies(claims);
     match rows.first() {
-        Some(found) => session.clock.read(asked, row::get(found, 1).map_err(CallError::Unreadable)?),
-        // It may have come too late by a clock that was set. They are claimed again, by the time that this tells.
+        Some(found) => session.clock.read(asked, row::get(found, 8).map_err(CallError::Unreadable)?),
+        // They came too late, by a clock that was set perhaps. They are claimed again, by the time that this tells.
         None => session.commit().await?,
     }
     for found in &rows {

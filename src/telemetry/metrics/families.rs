@@ -244,7 +244,7 @@ impl Families {
             limit_exceeded: add(
                 &registry,
                 IntCounterVec::new(
-                    Opts::new("oncegate_limit_exceeded_total", "How often a limit of the configuration was reached."),
+                    Opts::new("oncegate_limit_exceeded_total", "How often a limit was reached."),
                     &["limit"],
                 ),
             ),

@@ -177,6 +177,7 @@ async fn a_claim_that_comes_late_leaves_no_record() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
     let here = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+    // As where its clock was set forward meanwhile.
     store.client.clock(None).read(Instant::now(), here - 60_000);
     let claim = Operation::Claim { id: id(1), fresh: fresh(1) };
     let Ok(late) = store.client.execute(&(), &[&claim]).await else { panic!("the server answers") };
