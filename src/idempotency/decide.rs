@@ -97,15 +97,20 @@ pub fn decide(
             Recovery::Probe(probe) if probe.is_due(record, &head.details(), policy.unknown_ttl, now) => Decision::Probe,
             Recovery::Probe(_) => Decision::Unknown,
         },
-        State::Completed => match record.answer.as_ref().map(Answer::decode) {
-            Some(Ok(answer)) if answer.content.is_some() => {
-                // A record may be older than the policy, or come from an upstream that completed it itself.
-                Decision::Replay(policy.response_headers.kept(Cow::Owned(answer)).into_owned())
-            }
-            Some(Ok(tombstone)) => Decision::NotStored(tombstone.status),
-            Some(Err(_)) | None => Decision::Unreadable,
+        State::Completed => match answer(policy, record) {
+            Some(answer) if answer.content.is_some() => Decision::Replay(answer),
+            Some(tombstone) => Decision::NotStored(tombstone.status),
+            None => Decision::Unreadable,
         },
     }
+}
+
+/// The answer of a completed record as its caller may have it again; `None` if it cannot be read.
+#[must_use]
+pub fn answer(policy: &Policy, record: &Record) -> Option<Answer> {
+    let answer = Answer::decode(record.answer.as_ref()?).ok()?;
+    // A record may be older than the policy, or come from an upstream that completed it itself.
+    Some(policy.response_headers.kept(Cow::Owned(answer)).into_owned())
 }
 
 /// What a request gets that shares its key with another one and differs from it; nothing where it is a retry of it.

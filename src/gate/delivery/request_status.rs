@@ -20,6 +20,7 @@ use crate::http::request_body::RequestBody;
 use crate::http::server::Peer;
 use crate::http::usage::{Account, Usage};
 use crate::idempotency::codec::{self, Answer};
+use crate::idempotency::decide;
 use crate::idempotency::record::{Record, RecordId, RequestId, State, Timestamp};
 use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
@@ -212,10 +213,10 @@ impl Gate {
             }
         }
         if let Some((record, _)) = found.record.as_ref().filter(|_| progress == DeliveryProgress::Completed) {
-            let answer = record.answer.as_ref().and_then(|answer| Answer::decode(answer).ok()).ok_or_else(away)?;
+            let answer = decide::answer(&route.policy, record).ok_or_else(away)?;
             // Who may have a recorded answer is asked about a retry.
             if wants_answer(head, &answer) && route.policy.reauthorize.is_none() {
-                return self.give(head, &answer, record.until);
+                return self.give(head, answer, record.until);
             }
             document["status"] = answer.status.as_u16().into();
             document["expires_at"] = rfc3339(record.until).into();
@@ -236,14 +237,13 @@ impl Gate {
     }
 
     /// The answer itself.
-    fn give(&self, head: &Head, answer: &Answer, until: Timestamp) -> Result<Reply, Problem> {
+    fn give(&self, head: &Head, mut answer: Answer, until: Timestamp) -> Result<Reply, Problem> {
         if answer.content.is_none() {
             let detail = "the request ran, and its response was not kept";
             let mut problem = Problem::new(Code::ResponseNotStored, detail);
             problem.original_status = Some(answer.status.as_u16());
             return Err(problem);
         }
-        let mut answer = answer.clone();
         if let Some(content) = &mut answer.content {
             let party = || head.party(None);
             let memory = Account::new(head.memory(&self.shared.usage), Some(&party));

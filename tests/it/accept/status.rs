@@ -51,6 +51,28 @@ fn a_retry_of_a_request_whose_delivery_will_ask_the_upstream_is_still_queued() {
     assert_eq!(upstream.runs(), 1);
 }
 
+/// The status gives what a retry gets: what an older policy kept is not replayed.
+#[test]
+fn the_answer_at_the_status_lacks_the_headers_that_no_retry_gets() {
+    if is_refused_here() {
+        return;
+    }
+    let head = "HTTP/1.1 201 Created\r\nSet-Cookie: a=1\r\nX-Kept: k\r\nContent-Length: 4\r\n\r\ndone";
+    let upstream = Upstream::start(move |_| Reply::raw(head));
+    let gate = accepting(&upstream, "").start();
+    let location = expect_accepted(&gate.post("/login", "k-1", "{}"));
+    wait_for(&gate, &location, "completed");
+    let exclude = "response_headers = { exclude = [\"Set-Cookie\"] }\n";
+    let gate = gate.stop().defaults(&format!("{ACCEPT}{exclude}")).start();
+    let asked = Request::get(&format!("{location}?answer"));
+    for answer in [gate.post("/login", "k-1", "{}"), asked.send(&gate)] {
+        answer.expect(201, "replayed");
+        assert!(!answer.head.has("set-cookie"), "{}", answer.show());
+        assert_eq!((answer.get("x-kept").as_deref(), answer.text().as_str()), (Some("k"), "done"));
+    }
+    assert_eq!(upstream.runs(), 1);
+}
+
 /// The values of a header, in one line.
 fn all(answer: &Response, name: &str) -> String {
     let lines = answer.head.all(name);
