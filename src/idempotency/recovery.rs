@@ -28,8 +28,13 @@ pub enum Recovery {
 pub struct Resend {
     /// How often it is sent at most, the first time included.
     pub attempts: u32,
-    /// The pause before the second attempt; each one after it is twice as long.
+    /// The pause before the second attempt; each one after it is twice as long, up to [`Self::LONGEST_PAUSE`].
     pub backoff: Duration,
+}
+
+impl Resend {
+    /// The longest pause before a request is sent again.
+    pub const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 }
 
 /// How the upstream is asked what became of an attempt.

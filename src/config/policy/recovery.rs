@@ -11,7 +11,7 @@ use super::hinted;
 use crate::config::declare::Shown::Example;
 use crate::config::declare::{Inner, Keys as _, Section, keys};
 use crate::config::headers::TOKEN;
-use crate::config::kinds::{Kind, Toml, nested, nonzero_time, number, text, time};
+use crate::config::kinds::{Kind, Toml, nested, nonzero_time, number, text, time, time_of};
 use crate::config::node::{Node, Table, Wrong};
 use crate::config::secrets;
 use crate::config::suggest::nearest;
@@ -22,8 +22,8 @@ keys! {
     pub(in crate::config) struct ResendKeys "resend" {
         /// How often the request is sent at most, the first time included.
         attempts: u32 = 5 => number(2..=100);
-        /// The pause before it is sent for the second time. Each pause after that is twice as long, up to 1 min.
-        backoff: Duration = Duration::from_secs(1) => nonzero_time();
+        /// The pause before it is sent for the second time, at most "1m". Each pause after that is twice as long, up to 1 min.
+        backoff: Duration = Duration::from_secs(1) => time_of(Duration::from_millis(1)..=Resend::LONGEST_PAUSE);
     }
 }
 

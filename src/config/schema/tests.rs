@@ -247,6 +247,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "recovery-headers-wrong: routes[0].recovery.headers.Authorization",
     "recovery-headers-wrong: routes[0].recovery.headers.Connection",
     "recovery-headers-wrong: routes[0].recovery.headers.X-A",
+    "recovery-resend-pauses: routes[1].recovery.resend.backoff",
     "redis-cluster-behind-sentinels: store.url",
     "redis-cluster: store.url",
     "redis-files: store.url",

@@ -2,13 +2,11 @@
 //! the one whose attempt was lost, and a new attempt.
 
 use super::super::super::lease::max_age_at_start;
+use super::super::super::recovery::Resend;
 use std::time::Duration;
 
 use super::super::{Action, Event, Reply, SettleResult};
 use super::{Phase, Protocol};
-
-/// The longest pause before a request is sent again.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Resending {
@@ -46,7 +44,7 @@ impl Protocol {
         if sent >= self.limits.attempts {
             return self.settle(now);
         }
-        let pause = self.limits.backoff.saturating_mul(2u32.saturating_pow(sent - 1)).min(LONGEST_PAUSE);
+        let pause = self.limits.backoff.saturating_mul(2u32.saturating_pow(sent - 1)).min(Resend::LONGEST_PAUSE);
         self.go(Phase::Resending(Resending { sent, stage: Stage::Pausing }), [Action::Pause(pause)])
     }
 
