@@ -302,7 +302,7 @@ async fn exchange(
             Ok(ended) => return ended.map_err(|error| problem(upstream, &error)),
             Err(_) if progress.last() + limit > Instant::now() => {}
             Err(_) if progress.is_waiting() => {
-                return Err(Problem::new(Code::BadRequest, "the request's body did not arrive in time"));
+                return Err(Problem::new(Code::RequestTimeout, "the request's body did not arrive in time"));
             }
             Err(_) if !sending.has_begun() => return Err(unreachable()),
             Err(_) => return Err(timed_out(limit)),

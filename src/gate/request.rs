@@ -118,9 +118,8 @@ impl Head {
 
     /// The host of a request that an upstream may see.
     fn check(parts: &Parts, is_secure: bool, context: &ForwardingContext) -> Result<Option<Host>, Problem> {
-        if context.via.is_loop(&parts.headers) {
-            let detail = "the request came by here before: the gate is its own upstream, or that of another (see Via)";
-            return Err(Problem::new(Code::LoopDetected, detail));
+        if let Some(found) = context.via.find_loop(&parts.headers) {
+            return Err(Problem::new(Code::LoopDetected, found.to_string()));
         }
         check_target(parts)?;
         host(parts, is_secure)

@@ -333,6 +333,17 @@ const GATE: &[u8] = b"oncegate";
 /// The maximum number of gates on the path of a request.
 const MOST_GATES: usize = 10;
 
+/// Why a request goes round in circles, or probably does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Loop {
+    /// It passed this gate before.
+    #[error("the request came by here before: the gate is its own upstream, or that of another (see Via)")]
+    CameBack,
+    /// It passed more than [`MOST_GATES`].
+    #[error("the request has passed more than ten gates, and goes no further (see Via)")]
+    TooManyGates,
+}
+
 /// The unique pseudonym of this process in `Via` (RFC 9110, 7.6.3), by which it recognises its own requests.
 #[derive(Clone, Debug)]
 pub struct Via {
@@ -363,18 +374,21 @@ impl Via {
         }
     }
 
-    /// Whether a request passed this gate before, or too many gates.
+    /// Why a request goes no further, if it passed this gate before, or too many gates.
     #[must_use]
-    pub fn is_loop(&self, headers: &HeaderMap) -> bool {
+    pub fn find_loop(&self, headers: &HeaderMap) -> Option<Loop> {
         let own = received_by(self.lines[0].as_bytes());
         let mut gates = 0;
         for by in headers.get_all(VIA).iter().flat_map(tokens).map(received_by) {
             gates += usize::from(by.starts_with(GATE));
-            if gates > MOST_GATES || by == own {
-                return true;
+            if by == own {
+                return Some(Loop::CameBack);
+            }
+            if gates > MOST_GATES {
+                return Some(Loop::TooManyGates);
             }
         }
-        false
+        None
     }
 }
 
@@ -657,18 +671,20 @@ mod tests {
         let (via, other) = (Via::new(), Via::new());
         for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
             let own = via.line(version).to_str().unwrap();
-            assert!(via.is_loop(&headers(&[own])));
-            assert!(via.is_loop(&headers(&["1.1 a", &format!("1.0 b (x), {own}  (comment) ,1.1 c")])), "{own}");
-            assert!(!other.is_loop(&headers(&[own])));
-            assert!(!via.is_loop(&headers(&[&format!("{own}0"), "1.1 oncegate", "", ","])));
+            assert_eq!(via.find_loop(&headers(&[own])), Some(Loop::CameBack));
+            let among_others = headers(&["1.1 a", &format!("1.0 b (x), {own}  (comment) ,1.1 c")]);
+            assert_eq!(via.find_loop(&among_others), Some(Loop::CameBack), "{own}");
+            assert_eq!(other.find_loop(&headers(&[own])), None);
+            assert_eq!(via.find_loop(&headers(&[&format!("{own}0"), "1.1 oncegate", "", ","])), None);
         }
     }
 
     #[test]
     fn too_many_gates_are_a_loop() {
         let line = |gates: usize| (0..gates).map(|gate| format!("1.1 oncegate-{gate}")).collect::<Vec<_>>().join(", ");
-        assert!(!Via::new().is_loop(&headers(&[&line(MOST_GATES)])));
-        assert!(Via::new().is_loop(&headers(&[&line(4), &line(MOST_GATES - 3)])));
+        assert_eq!(Via::new().find_loop(&headers(&[&line(MOST_GATES)])), None);
+        let eleven = headers(&[&line(4), &line(MOST_GATES - 3)]);
+        assert_eq!(Via::new().find_loop(&eleven), Some(Loop::TooManyGates));
     }
 
     #[test]

@@ -367,6 +367,7 @@ fn a_gate_that_is_its_own_upstream_answers_at_once() {
     let keyed = Request::post("/x").key("k").body("{}").send(&gate);
     assert_eq!((keyed.status, keyed.word().as_str()), (508, "released"), "{}", keyed.show());
     assert_eq!(keyed.json()["code"], "loop-detected");
+    assert!(keyed.text().contains("came by here before"), "{}", keyed.show());
     assert_eq!(keyed.json()["retryable"], false);
     let plain = Request::get("/x").send(&gate);
     assert_eq!((plain.status, plain.json()["code"].as_str()), (508, Some("loop-detected")));
@@ -398,6 +399,9 @@ fn too_many_gates_are_a_loop_and_others_on_the_way_are_not() {
     let send = |via: &str| Request::post("/x").header("Via", via).body("{}").send(&gate);
     let answer = send(&gates(11));
     assert_eq!(answer.status, 508, "{}", answer.show());
+    let problem = answer.json();
+    assert_eq!(problem["code"], "loop-detected");
+    assert!(problem["detail"].as_str().is_some_and(|detail| detail.contains("more than ten gates")), "{problem}");
     assert_eq!(answer.get("idempotency-control").as_deref(), Some("release"));
     assert_eq!(upstream.runs(), 0);
     let proxies = ["1.1 proxy"; 30].join(", ");

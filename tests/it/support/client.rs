@@ -131,9 +131,16 @@ impl Response {
         assert_eq!(self.get("content-type").as_deref(), Some("application/problem+json"), "{show}");
         assert_eq!(self.get("content-language").as_deref(), Some("en"), "{show}");
         let problem = self.json();
-        let retryable =
-            ["in-flight", "upstream-unreachable", "still-running", "store-unavailable", "overloaded", "quota-exceeded"]
-                .contains(&code);
+        let retryable = [
+            "in-flight",
+            "upstream-unreachable",
+            "still-running",
+            "store-unavailable",
+            "overloaded",
+            "quota-exceeded",
+            "request-timeout",
+        ]
+        .contains(&code);
         assert_eq!(problem["code"], code, "{show}");
         assert_eq!(problem["status"], status, "{show}");
         assert_eq!(problem["retryable"], retryable, "{show}");
