@@ -163,11 +163,11 @@ pub(super) async fn show(
 /// What `answer` and `key` ask for.
 fn revealed(query: Option<&str>) -> Result<Revealed, Problem> {
     let mut revealed = Revealed::default();
-    for parameter in query.unwrap_or_default().split('&').filter(|parameter| !parameter.is_empty()) {
-        match parameter {
-            "answer=true" => revealed.answer = true,
-            "key=true" => revealed.key = true,
-            "answer=false" | "key=false" => {}
+    for (name, value) in query::pairs(query)? {
+        match (name, &*value) {
+            ("answer", "true") => revealed.answer = true,
+            ("key", "true") => revealed.key = true,
+            ("answer" | "key", "false") => {}
             _ => {
                 let only = "the only query parameters are `answer` and `key`, `true` or `false`";
                 return Err(Kind::BadRequest.because(only));

@@ -70,8 +70,8 @@ pub(super) async fn reseal(
         after: done.next.map(|after| after.to_string()),
     };
     let outcome = match done.resealed {
-        0 => Outcome::Unchanged,
         _ if done.failed > 0 => Outcome::Partial,
+        0 => Outcome::Unchanged,
         _ => Outcome::Done,
     };
     let mut report = audit::members(&answer);

@@ -98,6 +98,9 @@ async fn a_viewer_sees_neither_keys_nor_answers() {
         view(&target).await.is_problem(403, "forbidden").says("an answer or a whole key needs the role `operator`");
         assert_eq!(whole(&target).await.status, 200);
     }
+    for query in ["answer=true&answer=true", "key=false&key=true", "answer=yes", "answer", "route=a"] {
+        whole(&format!("/api/v1/records/{id}?{query}")).await.is_problem(400, "bad-request");
+    }
     // Whether there is a record tells whether a guess of a key is right.
     view(&format!("/api/v1/records?key={KEY}")).await.is_problem(403, "forbidden").says("a filter by key");
     assert_eq!(whole(&format!("/api/v1/records?key={KEY}")).await.json()["records"][0]["id"], id.to_string());

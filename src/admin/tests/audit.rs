@@ -3,6 +3,7 @@
 use super::*;
 use crate::admin::testing::{AUDIT_TTL, Reply, start_with, with_store};
 use crate::admin::{ReloadReport, ReloadRequest, Role};
+use crate::store::sealed::{Keyring, Resealer, SealingKey};
 
 const OPS: &str = "0123456789abcdef0123456789abcdef";
 const BOARD: &str = "fedcba9876543210fedcba9876543210";
@@ -209,6 +210,21 @@ async fn what_is_refused_for_itself_leaves_no_entry() {
     ask(&admin, "POST /api/v1/records/reseal", OPS, "{}").await.is_problem(409, "not-configured");
     ask(&admin, "POST /api/v1/reload", OPS, "{}").await.is_problem(503, "not-ready");
     assert_eq!(entries(&admin, "").await, Vec::<Value>::new());
+}
+
+/// As a change of many does: the operator sends it again.
+#[tokio::test]
+async fn records_that_could_not_be_encrypted_anew_leave_a_part_undone() {
+    let (admin, store) = start_unreliable().await;
+    let keys = Arc::new(Keyring::new(vec![SealingKey::new("key".into(), &[1; 32])]));
+    admin.state.set_resealer(Arc::new(Resealer::new(store.clone(), keys, "shop".into())));
+    admin.completed("refund", KEY).await;
+    store.script_for(Operation::Get, [Fault::Refuse]);
+    for (resealed, failed) in [(0, 1), (1, 0), (0, 0)] {
+        let report = ask(&admin, "POST /api/v1/records/reseal", OPS, "").await.json();
+        assert_eq!((&report["resealed"], &report["failed"]), (&json!(resealed), &json!(failed)), "{report}");
+    }
+    assert_eq!(words(&entries(&admin, "?action=reseal").await, "outcome"), ["unchanged", "done", "partial"]);
 }
 
 #[tokio::test]
