@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use http::{HeaderValue, Method, Uri};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, HOST};
+use http::{HeaderName, HeaderValue, Method, Uri};
 use serde_json::json;
 use toml_edit::{ArrayOfTables, Item};
 
@@ -16,9 +17,10 @@ use super::kinds::{Kind, Shape, file, filled, number, raw, text_as};
 use super::node::{Node, Table, Wrong};
 use super::store::name;
 use crate::consumers::{RequestLine, Settings, Source};
+use crate::gate::is_header_of_message;
 use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
 use crate::idempotency::policy::Mode;
-use crate::idempotency::scope::ScopePart;
+use crate::idempotency::scope::{ScopePart, ScopeWord};
 use crate::route::{Ambiguity, Route, Router};
 
 keys! {
@@ -90,12 +92,12 @@ fn request_line(node: &Node<'_>) -> Result<RequestLine, Wrong> {
     }
 }
 
-/// Reads `[[consumers]]`.
-pub(super) fn read(root: &Table<'_>, router: &Router) -> Vec<Settings> {
+/// Reads `[[consumers]]`. `tokens` is the header that tokens come in.
+pub(super) fn read(root: &Table<'_>, router: &Router, tokens: Option<&HeaderName>) -> Vec<Settings> {
     let tables = root.tables("consumers", SECTION).unwrap_or_default();
     let (mut printed, mut names, mut consumers) = (ArrayOfTables::new(), BTreeSet::new(), Vec::new());
     for table in &tables {
-        if let Some((settings, keys)) = one(table, router) {
+        if let Some((settings, keys)) = one(table, router, tokens) {
             if !names.insert(Arc::clone(&settings.name)) {
                 let twice = Wrong::new(format!("two consumers have the name `{}`", settings.name));
                 table.report("name", twice.hint("give each a name of its own"));
@@ -120,7 +122,7 @@ pub(super) fn advise_on_store(root: &Table<'_>, consumers: &[Settings], unfit_st
     }
 }
 
-fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
+fn one(table: &Table<'_>, router: &Router, tokens: Option<&HeaderName>) -> Option<(Settings, Keys)> {
     let required = [
         ("name", "write name = \"orders\""),
         ("source", source::HINT),
@@ -130,7 +132,7 @@ fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
     let mut keys = Keys::read(table, Keys::default());
     let source = keys.source.as_ref().and_then(|url| source::read(table, url, keys.password_file.as_deref()));
     if let Some(request) = &keys.request {
-        check_route(table, router, request);
+        check_route(table, router, request, tokens);
     }
     let (source, shown) = source?;
     let default_key = || source.default_key().iter().copied().map(str::to_owned).collect();
@@ -182,33 +184,43 @@ fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
     Some((settings, keys))
 }
 
-/// A message has no address and no certificate.
-fn advise_on_scope(table: &Table<'_>, route: &Route) {
-    for part in route.policy.scope.iter() {
-        let what = match part {
-            ScopePart::ClientIp => "all messages have the same: they have no address of a client",
-            ScopePart::ClientCert(_) => "no message has: each that needs it is a dead letter",
-            ScopePart::Host
-            | ScopePart::Header(_)
-            | ScopePart::Cookie(_)
-            | ScopePart::JwtClaim(_)
-            | ScopePart::BasicUser
-            | ScopePart::Credential
-            | ScopePart::Const(_) => continue,
+/// A message has no address, no certificate and no credential. `tokens` is the header that tokens come in.
+fn advise_on_scope(table: &Table<'_>, route: &Route, request: &RequestLine, tokens: Option<&HeaderName>) {
+    let has = |name: &HeaderName| match *name {
+        CONTENT_LENGTH => true,
+        HOST => request.host.is_some(),
+        _ => is_header_of_message(name),
+    };
+    for ScopeWord { part, is_optional } in route.policy.scope.words() {
+        let is_missing = match &part {
+            ScopePart::ClientIp => {
+                let what = "all messages have the same: they have no address of a client";
+                table.advise("request", format!("the route `{}` is scoped by {part}, which {what}", route.name));
+                continue;
+            }
+            ScopePart::Header(name) => !has(name),
+            ScopePart::JwtClaim(_) => !has(tokens.unwrap_or(&AUTHORIZATION)),
+            ScopePart::ClientCert(_) | ScopePart::Cookie(_) | ScopePart::BasicUser => true,
+            ScopePart::Host | ScopePart::Credential | ScopePart::Const(_) => false,
         };
-        table.advise("request", format!("the route `{}` is scoped by {part}, which {what}", route.name));
+        if is_missing && !is_optional {
+            let what = "no message has: each becomes a dead letter, `scope-missing`";
+            let instead = format!("write \"{part}?\" if messages may lack it");
+            let message = format!("the route `{}` is scoped by {part}, which {what}; {instead}", route.name);
+            table.advise("request", message);
+        }
     }
 }
 
 /// The request must be one that its route protects.
-fn check_route(table: &Table<'_>, router: &Router, request: &RequestLine) {
+fn check_route(table: &Table<'_>, router: &Router, request: &RequestLine, tokens: Option<&HeaderName>) {
     let host = request.host.as_ref().and_then(|host| host.to_str().ok());
     let wrong = match router.choose(&request.method, host, request.target.path()) {
         // `routes` reports what is wrong with them.
         _ if router.routes().is_empty() => return,
         Ok(Some(route)) => match route.policy.mode {
             Mode::Protect => {
-                advise_on_scope(table, route);
+                advise_on_scope(table, route, request, tokens);
                 return;
             }
             mode => {
@@ -251,5 +263,36 @@ mod tests {
         assert!(advised.len() == 1 && advised[0].message.contains("the same for many messages"), "{advised:?}");
         assert!(of("[\"property:routing-key\"]").is_err(), "none is left");
         assert!(of("[\"property:x\", \"property:position\"]").is_err(), "no broker has it");
+    }
+
+    #[test]
+    fn parts_of_a_scope_that_no_message_has_are_advised_against() {
+        let of = |scope: &str, request: &str, auth: &str| {
+            let text = format!(
+                "[upstreams]\napp = \"http://127.0.0.1:3000\"\n{auth}[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\n\
+                 scope = [\"const:x\", {scope}]\n[[consumers]]\nname = \"c\"\nrequest = \"POST {request}\"\n\
+                 source = \"nats://127.0.0.1?stream=S&consumer=c\"\n"
+            );
+            let loaded = load_text(PathBuf::from("gate.toml"), &text).unwrap_or_else(|wrong| panic!("{text}\n{wrong}"));
+            let advised = loaded.advice.into_iter().filter(|advice| advice.key == "consumers[0].request");
+            advised.map(|advice| advice.message).collect::<Vec<_>>()
+        };
+        let tokens = |header: &str| format!("[auth.jwt]\npem_file = \"tests/config-errors/issuer.pem\"\n{header}\n");
+        for part in ["cookie:session", "basic:user", "header:Authorization", "header:X-Api-Key", "header:Cookie"] {
+            let advised = of(&format!("\"{part}\""), "/x", "");
+            assert!(advised.len() == 1 && advised[0].contains("no message has"), "{part}: {advised:?}");
+            assert!(advised[0].contains("dead letter, `scope-missing`"), "{part}: {advised:?}");
+            // All of them lack it alike.
+            assert_eq!(of(&format!("\"{part}?\""), "/x", ""), Vec::<String>::new(), "{part}");
+        }
+        for (request, count) in [("/x", 1), ("http://a.example/x", 0)] {
+            assert_eq!(of("\"header:Host\"", request, "").len(), count, "{request}");
+        }
+        for (header, count) in [("", 1), ("header = \"X-Api-Key\"", 1), ("header = \"X-Token\"", 0)] {
+            assert_eq!(of("\"jwt:sub\"", "/x", &tokens(header)).len(), count, "{header}");
+        }
+        for part in ["header:X-Tenant", "credential", "host", "header:Content-Length"] {
+            assert_eq!(of(&format!("\"{part}\""), "/x", ""), Vec::<String>::new(), "{part}");
+        }
     }
 }

@@ -178,9 +178,10 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         Store::Sqlite { .. } | Store::Postgres(_) | Store::Databases(_) => None,
     };
     policy::check_accepting(&root, &router, unfit, matches!(store.url, Store::Databases(_)));
-    let consumers = consumers::read(&root, &router);
+    let token_header = jwt.as_ref().map(|jwt| &jwt.header);
+    let consumers = consumers::read(&root, &router, token_header);
     consumers::advise_on_store(&root, &consumers, unfit);
-    headers::check(&root, &own_headers, &router, jwt.as_ref().map(|jwt| &jwt.header));
+    headers::check(&root, &own_headers, &router, token_header);
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.

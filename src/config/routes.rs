@@ -361,6 +361,7 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: 
     advice::on_scope(table, route, policy);
     advice::on_keys(table, route, policy);
     advice::on_fingerprint_keys(table, route, policy);
+    advice::on_json_keys(table, route, policy);
     advice::on_outcomes(table, route, policy);
     advice::on_deliveries(table, route, policy);
     advice::on_calls(table, route, policy);

@@ -11,7 +11,7 @@ use super::super::node::Table;
 use super::super::units::show_duration;
 use crate::idempotency::delivery::Deliver;
 use crate::idempotency::grpc::Status;
-use crate::idempotency::key::KeySource;
+use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, StoreFailure};
 use crate::idempotency::recovery::{Probe, Recovery};
 use crate::idempotency::scope::ScopePart;
@@ -130,6 +130,26 @@ pub(super) fn on_fingerprint_keys(table: &Table<'_>, route: &str, policy: &Polic
     }
 }
 
+/// Advises to require keys that stand in JSON bodies: a body that cannot be read has none. A route that says whether it requires
+/// them is left alone.
+pub(super) fn on_json_keys(table: &Table<'_>, route: &str, policy: &Policy) {
+    let rule = &policy.key;
+    // An event that cannot be read is refused, and every request has a fingerprint.
+    let needs_json = |source: &KeySource| match source {
+        KeySource::Json(_) => true,
+        KeySource::Template(_) => source.may_need_body(),
+        KeySource::Header(_) | KeySource::Query(_) | KeySource::CloudEvent | KeySource::Fingerprint => false,
+    };
+    let may_lack_key = rule.from.iter().any(needs_json) && !rule.from.contains(&KeySource::Fingerprint);
+    let is_chosen = || table.table("key", KeyRule::SECTION).get("required").is_some();
+    if policy.mode == Mode::Protect && may_lack_key && !rule.required && !is_chosen() {
+        let message = format!("route `{route}` reads keys from JSON bodies, and other bodies have none");
+        let effect =
+            "such as one with a `Content-Encoding`, whose request is forwarded unprotected, and nothing marks it";
+        table.advise("key", format!("{message}, {effect}; write key.required = true, or false if this is wanted"));
+    }
+}
+
 /// Advises against a release where the upstream may have done its work.
 pub(super) fn on_outcomes(table: &Table<'_>, route: &str, policy: &Policy) {
     let is_success = |status: &u16| (200..300).contains(status);
@@ -175,8 +195,8 @@ pub(super) fn on_deliveries(table: &Table<'_>, route: &str, policy: &Policy) {
         table.advise(
             key,
             format!(
-                "{message}: if the upstream may have done its work by then, write outcomes = {{ \"5xx\" = \"hold\" }}; if it never \
-                 has, write \"release\" there"
+                "{message} other than 502 and 504: if the upstream may have done its work by then, write outcomes = \
+                 {{ \"5xx\" = \"hold\" }}; if it never has, write \"release\" there"
             ),
         );
     }

@@ -38,6 +38,32 @@ fn a_route_that_accepts_requests_is_to_say_what_its_5xx_mean() {
     ] {
         assert_eq!(advised(keys), None, "{keys}");
     }
+    // Those are held: nothing delivers it again by itself.
+    assert!(key_of_advice("mode = \"accept\"", "after an answer 5xx other than 502 and 504").is_some());
+}
+
+#[test]
+fn a_route_whose_keys_are_in_json_is_to_require_them() {
+    let advised = |keys: &str| key_of_advice(keys, "`Content-Encoding`");
+    for from in ["\"json:/id\"", "\"header:Idempotency-Key\", \"json:/id\"", "\"template:a-{json:/id}\""] {
+        assert_eq!(advised(&format!("key.from = [{from}]")).as_deref(), Some("routes[0].key"), "{from}");
+    }
+    for keys in [
+        "key = { from = [\"json:/id\"], required = true }",
+        // It is chosen.
+        "key = { from = [\"json:/id\"], required = false }",
+        // One that accepts requires it.
+        "key.from = [\"json:/id\"]\nmode = \"accept\"",
+        "key.from = [\"json:/id\"]\nmode = \"observe\"",
+        // Each request has a key.
+        "key.from = [\"json:/id\", \"fingerprint\"]",
+        // An event that cannot be read is refused.
+        "key.from = [\"cloudevent\"]",
+        "key.from = [\"header:X-Id\"]",
+        "preset = \"stripe-webhook\"",
+    ] {
+        assert_eq!(advised(keys), None, "{keys}");
+    }
 }
 
 #[test]

@@ -123,8 +123,7 @@ impl Gate {
         let mut headers: HeaderMap = message
             .headers
             .iter()
-            // A message has no credential: another publisher may send it again with another one.
-            .filter(|(name, _)| is_end_to_end(name) && !credential::HEADERS.contains(name))
+            .filter(|(name, _)| is_header_of_message(name))
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
         let host = message.host.clone();
@@ -138,6 +137,13 @@ impl Gate {
         // The upstream may move, and a message that is delivered again must find its record all the same.
         Ok(if message.host.is_none() { head.without_host() } else { head })
     }
+}
+
+/// Whether the request has a header of this name if its message has one.
+#[must_use]
+pub fn is_header_of_message(name: &HeaderName) -> bool {
+    // A message has no credential: another publisher may send it again with another one.
+    is_end_to_end(name) && !credential::HEADERS.contains(name)
 }
 
 fn given_up(code: Code, why: &str) -> Disposition {
