@@ -37,7 +37,8 @@ const LONGEST_PATH: usize = 100;
 
 /// The places where the clients of a gate put keys: the `Idempotency-Key` header, and each header, query parameter and
 /// event that a protected route reads its keys from, in requests with a method of that route. Keys in JSON bodies and
-/// fingerprints are not looked for.
+/// fingerprints are not looked for. An event in structured mode counts by its type: each has a `source` and an `id`, and a
+/// route that protects it refuses one without.
 pub(in crate::gate) struct KeyPlaces {
     header: KeyRule,
     others: Vec<(KeyRule, Vec<Method>)>,
@@ -219,6 +220,21 @@ mod tests {
         let key = HeaderMap::from_iter([(http::HeaderName::from_static("idempotency-key"), "k".parse().unwrap())]);
         assert!(!places.has_key(&Method::GET, &"/x?ref=k".parse().unwrap(), &HeaderMap::new()));
         assert!(places.has_key(&Method::GET, &"/x".parse().unwrap(), &key));
+    }
+
+    /// Its body is not looked into. A route that protects it would refuse an event without a key.
+    #[test]
+    fn a_structured_event_has_a_key_by_its_type() {
+        let places =
+            |from: &str| KeyPlaces::of(&Router::new(vec![with_key("a", Mode::Protect, &[from])]).expect("one route"));
+        let has_key = |places: &KeyPlaces, kind: &'static str| {
+            let headers = HeaderMap::from_iter([(http::header::CONTENT_TYPE, HeaderValue::from_static(kind))]);
+            places.has_key(&Method::POST, &Uri::from_static("/x"), &headers)
+        };
+        let events = places("cloudevent");
+        assert!(has_key(&events, "application/cloudevents+json; charset=utf-8"));
+        assert!(!has_key(&events, "application/json"));
+        assert!(!has_key(&places("json:/id"), "application/cloudevents+json"));
     }
 
     #[test]
