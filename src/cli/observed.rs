@@ -17,7 +17,8 @@ const COLUMN: usize = 16;
 /// Show what a running gate would have done with the requests of routes that only observe
 ///
 /// For each route with `mode = "observe"`: how many of its requests were retries, how many keys the upstream ran more than once,
-/// and what the requests would have got under `mode = "protect"`. A gate counts what it forwarded itself since it started.
+/// and what the requests would have got under `mode = "protect"`. A gate counts what it forwarded itself since it started, or
+/// since a reload made the route observe.
 #[derive(Args, Debug)]
 pub(super) struct ObservedArgs {
     #[command(flatten)]
