@@ -489,23 +489,3 @@ fn a_long_poll_outlives_every_limit_of_a_client_that_says_nothing() {
         assert_eq!(client.response().text(), "news");
     }
 }
-
-/// The client is at fault, as where its body pauses for `body_timeout`.
-#[test]
-fn a_body_that_stops_before_the_upstreams_timeout_is_the_clients_fault() {
-    let signal = Signal::new();
-    let held = signal.clone();
-    let upstream = Upstream::scripted(move |conn| {
-        drop(conn.next_head());
-        held.wait();
-    });
-    let gate = plan(&upstream).upstream("timeout = \"600ms\"").start();
-    for path in ["/passed", "/elsewhere", "/orders"] {
-        let mut client = Client::connect(gate.address);
-        client.send(format!("POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"));
-        let answer = client.response();
-        answer.expect_bare_problem(408, "request-timeout");
-        assert_eq!(answer.json()["retryable"], true, "{}", answer.show());
-    }
-    signal.open();
-}

@@ -433,3 +433,19 @@ fn a_problem_says_what_the_outcomes_of_its_route_mean_for_a_retry() {
     assert!(detail.ends_with("holds the outcome as unknown: a retry does not run"), "{detail}");
     held.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
 }
+
+/// The client is at fault, as where its body pauses for `body_timeout`.
+#[test]
+fn a_body_that_stops_before_the_upstreams_timeout_is_the_clients_fault() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::scripted(move |conn| {
+        drop(conn.next_head());
+        held.wait();
+    });
+    let gate = Gate::before(&upstream).upstream("timeout = \"600ms\"").start();
+    let mut client = Client::connect(gate.address);
+    client.send("POST /charges HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n");
+    client.response().expect_bare_problem(408, "request-timeout");
+    signal.open();
+}

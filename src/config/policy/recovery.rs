@@ -22,7 +22,7 @@ keys! {
     pub(in crate::config) struct ResendKeys "resend" {
         /// How often the request is sent at most, the first time included.
         attempts: u32 = 5 => number(2..=100);
-        /// The pause before it is sent for the second time, at most "1m". Each pause after that is twice as long, up to 1 min.
+        /// The pause before it is sent for the second time, at most "60s". Each pause after that is twice as long, up to 1 min.
         backoff: Duration = Duration::from_secs(1) => time_of(Duration::from_millis(1)..=Resend::LONGEST_PAUSE);
     }
 }
