@@ -134,19 +134,14 @@ pub(super) fn on_fingerprint_keys(table: &Table<'_>, route: &str, policy: &Polic
 /// them is left alone.
 pub(super) fn on_json_keys(table: &Table<'_>, route: &str, policy: &Policy) {
     let rule = &policy.key;
-    // An event that cannot be read is refused, and every request has a fingerprint.
-    let needs_json = |source: &KeySource| match source {
-        KeySource::Json(_) => true,
-        KeySource::Template(_) => source.may_need_body(),
-        KeySource::Header(_) | KeySource::Query(_) | KeySource::CloudEvent | KeySource::Fingerprint => false,
-    };
-    let may_lack_key = rule.from.iter().any(needs_json) && !rule.from.contains(&KeySource::Fingerprint);
+    // Every request has a fingerprint.
+    let may_lack_key = rule.from.iter().any(KeySource::may_need_body) && !rule.from.contains(&KeySource::Fingerprint);
     let is_chosen = || table.table("key", KeyRule::SECTION).get("required").is_some();
     if policy.mode == Mode::Protect && may_lack_key && !rule.required && !is_chosen() {
-        let message = format!("route `{route}` reads keys from JSON bodies, and other bodies have none");
-        let effect =
-            "such as one with a `Content-Encoding`, whose request is forwarded unprotected, and nothing marks it";
-        table.advise("key", format!("{message}, {effect}; write key.required = true, or false if this is wanted"));
+        let message =
+            format!("route `{route}` reads keys from JSON bodies, and a body with a `Content-Encoding` has none");
+        let effect = "such a request is forwarded unprotected, and nothing marks it";
+        table.advise("key", format!("{message}: {effect}; write key.required = true, or false if this is wanted"));
     }
 }
 
