@@ -339,7 +339,7 @@ pub enum Loop {
     /// It passed this gate before.
     #[error("the request came by here before: the gate is its own upstream, or that of another (see Via)")]
     CameBack,
-    /// It passed more than [`MOST_GATES`].
+    /// It passed more gates than a request may pass.
     #[error("the request has passed more than ten gates, and goes no further (see Via)")]
     TooManyGates,
 }
