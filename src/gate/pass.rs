@@ -26,6 +26,7 @@ use crate::http::request_body::{BufferError, Buffered, RequestBody};
 use crate::http::upgrade::Upgrade;
 use crate::http::upstream::{Error, NotSent, PooledConnection, Reuse, SendContext, Upstream};
 use crate::http::usage::Account;
+use crate::idempotency::grpc;
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RequestId;
 use crate::idempotency::scope::Scope;
@@ -288,6 +289,7 @@ async fn exchange(
     let mut over = std::pin::pin!(drain.over());
     let here = Progress::default();
     let progress = progress.unwrap_or(&here);
+    let is_call = grpc::is_call(request.method(), request.headers());
     let mut answering = std::pin::pin!(upstream.send(request, reuse, &sending));
     loop {
         let deadline = progress.last() + limit;
@@ -301,7 +303,8 @@ async fn exchange(
         match answered {
             Ok(ended) => return ended.map_err(|error| problem(upstream, &error)),
             Err(_) if progress.last() + limit > Instant::now() => {}
-            Err(_) if progress.is_waiting() => {
+            // A call may wait for its upstream before it says more, and what it has said may have had an effect.
+            Err(_) if progress.is_waiting() && !(is_call && sending.has_begun()) => {
                 return Err(Problem::new(Code::RequestTimeout, "the request's body did not arrive in time"));
             }
             Err(_) if !sending.has_begun() => return Err(unreachable()),

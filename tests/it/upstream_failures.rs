@@ -447,5 +447,14 @@ fn a_body_that_stops_before_the_upstreams_timeout_is_the_clients_fault() {
     let mut client = Client::connect(gate.address);
     client.send("POST /charges HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n");
     client.response().expect_bare_problem(408, "request-timeout");
+    // A call may say no more before its upstream has answered: a library must not send it again by itself.
+    let mut client = Client::connect(gate.address);
+    client.send(
+        "POST /pay.Payments/Charge HTTP/1.1\r\nHost: a\r\nContent-Type: application/grpc\r\nTE: trailers\r\n\
+         Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n",
+    );
+    let response = client.response();
+    assert_eq!(response.get("grpc-status").as_deref(), Some("4"), "{}", response.show());
+    assert_eq!(response.get("grpc-retry-pushback-ms").as_deref(), Some("-1"), "{}", response.show());
     signal.open();
 }
