@@ -403,7 +403,7 @@ impl ActionExecutor {
                     Settled::NotCurrent { record } => self.superseded(record.as_ref()),
                 };
                 if self.attempted.is_none() {
-                    // Its claim is withdrawn. The next is another attempt's: a withdrawal that comes late must not meet it.
+                    // The next claim is another attempt's: a withdrawal of this one that comes late must not meet it.
                     self.fresh = None;
                 }
                 self.settled = Some(settled);

@@ -65,6 +65,10 @@ fn every_reachable_state_keeps_the_promise() {
             states += search(World::new(&gates, limits(patience), 2, rules, Mutant::None));
         }
     }
+    // What goes wrong for one request alone may go wrong more often.
+    for rules in [HOLDS, RETRIES, BARS, PROBES, RESENDS] {
+        states += search(World::new(&[0], limits(0), 4, rules, Mutant::None));
+    }
     println!("{states} states");
     assert!(states > 10_000, "{states} states");
 }

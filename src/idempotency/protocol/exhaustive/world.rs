@@ -438,11 +438,7 @@ impl World {
             Event::Claimed if world.rules.stands_elsewhere => Event::OtherId,
             event => event,
         };
-        if let Event::Exists(_) | Event::Looked(_) = event {
-            let its = world.record.as_ref().map(|record| record.attempt);
-            let request = world.request(index);
-            (request.found, request.probed) = (Some(event != Event::Looked(None)), its);
-        }
+        world.hears_of_store(index, &event);
         world.handle(index, event);
         world.request(index).asked = None;
         world

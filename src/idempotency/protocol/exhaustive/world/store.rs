@@ -8,6 +8,20 @@ use super::{Ended, Operation, Record, STRIDE, World};
 use crate::idempotency::record::State;
 
 impl World {
+    /// A request notes what the store has said.
+    pub(super) fn hears_of_store(&mut self, index: usize, event: &Event) {
+        let its = self.record.as_ref().map(|record| record.attempt);
+        let request = self.request(index);
+        match event {
+            Event::Exists(_) | Event::Looked(_) => {
+                (request.found, request.probed) = (Some(*event != Event::Looked(None)), its);
+            }
+            // What it claims next is another attempt's: the withdrawal may happen once more.
+            Event::Settled(_) if request.asked == Some(Operation::Withdraw) => request.token += STRIDE,
+            _ => {}
+        }
+    }
+
     /// A store call happens. Returns what the store says.
     pub(super) fn happens(&mut self, token: usize, operation: Operation, ended: Option<Ended>) -> Event {
         let view = self.record.as_ref().map(|record| RecordView {
@@ -55,6 +69,12 @@ impl World {
                     (Ended::Completes, Some((State::Completed, false))) if is_its => SettleResult::Done,
                     (_, Some((State::Completed, _))) if is_its => SettleResult::CompletedOtherwise,
                     (Ended::Releases, Some(_)) if is_its => {
+                        let request = self.requests[token % STRIDE].as_ref();
+                        let runs = request.is_some_and(|request| request.is_running && request.token == token);
+                        assert!(
+                            operation != Operation::Withdraw || !runs,
+                            "a withdrawal takes the record of what runs"
+                        );
                         (self.record, self.runs, self.books) = (None, 0, Books::default());
                         SettleResult::Done
                     }
