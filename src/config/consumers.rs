@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, HOST};
+use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue, Method, Uri};
 use serde_json::json;
 use toml_edit::{ArrayOfTables, Item};
@@ -17,7 +17,7 @@ use super::kinds::{Kind, Shape, file, filled, number, raw, text_as};
 use super::node::{Node, Table, Wrong};
 use super::store::name;
 use crate::consumers::{RequestLine, Settings, Source};
-use crate::gate::is_header_of_message;
+use crate::gate::may_have_header;
 use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
 use crate::idempotency::policy::Mode;
 use crate::idempotency::scope::{ScopePart, ScopeWord};
@@ -186,11 +186,7 @@ fn one(table: &Table<'_>, router: &Router, tokens: Option<&HeaderName>) -> Optio
 
 /// A message has no address, no certificate and no credential. `tokens` is the header that tokens come in.
 fn advise_on_scope(table: &Table<'_>, route: &Route, request: &RequestLine, tokens: Option<&HeaderName>) {
-    let has = |name: &HeaderName| match *name {
-        CONTENT_LENGTH => true,
-        HOST => request.host.is_some(),
-        _ => is_header_of_message(name),
-    };
+    let has = |name: &HeaderName| may_have_header(name, request.host.is_some());
     for ScopeWord { part, is_optional } in route.policy.scope.words() {
         let is_missing = match &part {
             ScopePart::ClientIp => {

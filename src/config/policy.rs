@@ -198,11 +198,12 @@ const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(?!.*:80$)[^
 pub(super) const SECTION: &Section =
     &Section { name: Policy::SECTION.name, about: Policy::SECTION.about, groups: &[Preset::KEYS, Policy::KEYS] };
 
-/// A policy, and whether its scope was written down.
+/// A policy, and whether its scope, and whether keys are required, was written down.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PartialPolicy {
     pub policy: Policy,
     pub scope_is_explicit: bool,
+    pub required_is_explicit: bool,
 }
 
 pub(super) use deliver::check_accepting;
@@ -213,11 +214,16 @@ pub(super) use response_headers::check as check_response_headers;
 /// `outcomes`, `cors` and `deliver` apply one by one.
 pub(super) fn read(table: &Table<'_>, base: &PartialPolicy) -> PartialPolicy {
     let policy = Policy::read(table, base.policy.clone());
-    check_key(&table.table("key", KeyRule::SECTION), &policy.key);
+    let key = table.table("key", KeyRule::SECTION);
+    check_key(&key, &policy.key);
     fingerprint::check(&table.table("fingerprint", Fingerprint::SECTION), &policy.fingerprint);
     check_cors(&table.table("cors", Cors::SECTION), &policy.cors);
     deliver::check(&table.table("deliver", Deliver::SECTION), &policy.deliver);
-    PartialPolicy { policy, scope_is_explicit: base.scope_is_explicit || table.get("scope").is_some() }
+    PartialPolicy {
+        policy,
+        scope_is_explicit: base.scope_is_explicit || table.get("scope").is_some(),
+        required_is_explicit: base.required_is_explicit || key.get("required").is_some(),
+    }
 }
 
 /// Says which routes keep records for longer than the operator means to.

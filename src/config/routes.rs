@@ -320,7 +320,7 @@ fn check_unseen_key(table: &Table<'_>, route: &str, policy: &Policy) {
 
 /// What only the whole policy shows. `timeout` is the upstream's.
 fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: Option<Duration>, forwards_key: bool) {
-    let PartialPolicy { policy, scope_is_explicit } = draft;
+    let PartialPolicy { policy, scope_is_explicit, required_is_explicit } = draft;
     if policy.mode == Mode::Pass {
         return;
     }
@@ -361,7 +361,9 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: 
     advice::on_scope(table, route, policy);
     advice::on_keys(table, route, policy);
     advice::on_fingerprint_keys(table, route, policy);
-    advice::on_json_keys(table, route, policy);
+    if !required_is_explicit {
+        advice::on_json_keys(table, route, policy);
+    }
     advice::on_outcomes(table, route, policy);
     advice::on_deliveries(table, route, policy);
     advice::on_calls(table, route, policy);

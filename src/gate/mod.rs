@@ -39,7 +39,7 @@ use self::claim::renewal;
 use self::delivery::circuit::Circuit;
 pub use self::delivery::deliver::deliver_accepted;
 pub use self::delivery::disposition::{Disposition, Tries};
-pub use self::delivery::message::{CircuitPermit, Message, is_header_of_message};
+pub use self::delivery::message::{CircuitPermit, Message, may_have_header};
 use self::delivery::request_status;
 use self::describe::policy_page::PolicyPage;
 pub use self::identity::newer_rules::{KNOWN_AFTER, are_in_force, follow_rules, replaces};

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The last reading of a server's clock. A gate dates by it how long a statement is good for: a server process that hung, or a
-/// network that did, may deliver a claim after the gate has given it up and released its key. Its record would be of an attempt
-/// that nobody knows, and refuse all retries.
+/// The last reading of a server's clock. By it the gate says until when a claim is good. A server process or a network that hung
+/// may deliver a claim after the gate has given it up and released its key. No gate knows the attempt of such a record, so the
+/// record would refuse all retries.
 ///
-/// The bound is as good as the two clocks. One that is set back lets a late claim pass. One that is set forward, or a machine that
-/// slept, has a claim refused once: the gate reads the clock again, and claims again.
+/// The bound is as good as the two clocks. One that is set back lets a late claim pass. One that is set forward, or a gate whose
+/// machine slept, has a claim refused once: the gate reads the clock again, and claims again.
 #[derive(Default)]
 pub(super) struct ServerClock(Mutex<Option<Reading>>);
 

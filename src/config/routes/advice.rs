@@ -11,7 +11,7 @@ use super::super::node::Table;
 use super::super::units::show_duration;
 use crate::idempotency::delivery::Deliver;
 use crate::idempotency::grpc::Status;
-use crate::idempotency::key::{KeyRule, KeySource};
+use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy, StoreFailure};
 use crate::idempotency::recovery::{Probe, Recovery};
 use crate::idempotency::scope::ScopePart;
@@ -130,14 +130,13 @@ pub(super) fn on_fingerprint_keys(table: &Table<'_>, route: &str, policy: &Polic
     }
 }
 
-/// Advises to require keys that stand in JSON bodies: a body that cannot be read has none. A route that says whether it requires
-/// them is left alone.
+/// Advises to require keys that stand in JSON bodies: a body that cannot be read has none. Where it is written whether keys are
+/// required, nothing is advised.
 pub(super) fn on_json_keys(table: &Table<'_>, route: &str, policy: &Policy) {
     let rule = &policy.key;
     // Every request has a fingerprint.
     let may_lack_key = rule.from.iter().any(KeySource::may_need_body) && !rule.from.contains(&KeySource::Fingerprint);
-    let is_chosen = || table.table("key", KeyRule::SECTION).get("required").is_some();
-    if policy.mode == Mode::Protect && may_lack_key && !rule.required && !is_chosen() {
+    if policy.mode == Mode::Protect && may_lack_key && !rule.required {
         let message =
             format!("route `{route}` reads keys from JSON bodies, and a body with a `Content-Encoding` has none");
         let effect = "such a request is forwarded unprotected, and nothing marks it";

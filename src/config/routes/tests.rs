@@ -52,6 +52,7 @@ fn a_route_whose_keys_are_in_json_is_to_require_them() {
         "key = { from = [\"json:/id\"], required = true }",
         // It is chosen.
         "key = { from = [\"json:/id\"], required = false }",
+        "key.from = [\"json:/id\"]\n[defaults]\nkey.required = false",
         // One that accepts requires it.
         "key.from = [\"json:/id\"]\nmode = \"accept\"",
         "key.from = [\"json:/id\"]\nmode = \"observe\"",

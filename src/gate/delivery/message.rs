@@ -123,7 +123,7 @@ impl Gate {
         let mut headers: HeaderMap = message
             .headers
             .iter()
-            .filter(|(name, _)| is_header_of_message(name))
+            .filter(|(name, _)| is_passed_on(name))
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
         let host = message.host.clone();
@@ -139,11 +139,20 @@ impl Gate {
     }
 }
 
-/// Whether the request has a header of this name if its message has one.
-#[must_use]
-pub fn is_header_of_message(name: &HeaderName) -> bool {
+/// Whether the request of a message passes on a header of this name, if the message has one.
+fn is_passed_on(name: &HeaderName) -> bool {
     // A message has no credential: another publisher may send it again with another one.
     is_end_to_end(name) && !credential::HEADERS.contains(name)
+}
+
+/// Whether the request of a message may have a header of this name. `names_host` says whether its consumer names the host.
+#[must_use]
+pub fn may_have_header(name: &HeaderName, names_host: bool) -> bool {
+    match *name {
+        CONTENT_LENGTH => true,
+        HOST => names_host,
+        _ => is_passed_on(name),
+    }
 }
 
 fn given_up(code: Code, why: &str) -> Disposition {

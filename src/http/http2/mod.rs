@@ -114,11 +114,8 @@ pub(super) async fn serve<S, H>(
             }
         };
         match reason {
-            CloseReason::Ended | CloseReason::Stopped => {}
+            CloseReason::Ended | CloseReason::Stopped | CloseReason::Flooded => {}
             CloseReason::Idle(limit) => usage.exceeded(limit),
-            CloseReason::Flooded => {
-                tracing::debug!("closing a connection: too many useless frames or cancelled requests")
-            }
         }
         if reason != CloseReason::Ended {
             // The client gets a GOAWAY. Open streams continue to their end.

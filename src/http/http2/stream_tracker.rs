@@ -104,6 +104,12 @@ impl StreamTracker {
         self.waker.wake();
     }
 
+    /// The connection is closed for what its client costs.
+    fn count_flood(&self) {
+        self.usage.exceeded(Limit::Http2Flood);
+        tracing::debug!("closing a connection: too many useless frames, or answers that did not end whole");
+    }
+
     /// Drives a connection until there is a reason to close it.
     pub(super) async fn run_until_close<C>(&self, mut connection: Pin<&mut C>) -> CloseReason
     where
@@ -113,8 +119,7 @@ impl StreamTracker {
         poll_fn(|cx| {
             if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
                 if ended.is_err_and(|error| is_for_flood(&error)) {
-                    self.usage.exceeded(Limit::Http2Flood);
-                    tracing::debug!("a connection ended: too many useless frames or cancelled requests");
+                    self.count_flood();
                 }
                 return Poll::Ready(CloseReason::Ended);
             }
@@ -124,7 +129,7 @@ impl StreamTracker {
                 (state.floods + state.reset_floods > 0, (state.open == 0).then_some(state.idle_since), state.has_begun)
             };
             if is_flooded {
-                self.usage.exceeded(Limit::Http2Flood);
+                self.count_flood();
                 return Poll::Ready(CloseReason::Flooded);
             }
             let Some(since) = idle_since else { return Poll::Pending };

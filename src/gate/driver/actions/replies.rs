@@ -94,7 +94,7 @@ fn without_store(request: Arc<ProtectedRequest>, client: Client) {
     } else if let Some(problem) = request.bar() {
         client.reply(request.problem(problem));
     } else if client.is_gone() {
-        // Nothing was sent, and a run that no client has the answer of and no record tells of helps nobody.
+        // Nothing was sent yet. To run it now would leave neither an answer with a client nor a record.
         tracing::debug!(record = %request.id, "the store is away, and so is the client: nothing is sent");
     } else {
         tokio::spawn(Box::pin(async move { client.reply(request.forward_unprotected().await) }));

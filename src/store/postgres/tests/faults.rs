@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use rustix::process::Signal;
 use tokio::time::timeout;
 
-use super::servers::{Cut, Proxy};
+use super::servers::{Cut, Proxy, process};
 use super::*;
 use crate::idempotency::record::State;
 use crate::store::{Expiry, OriginId, Removal};
@@ -202,7 +203,7 @@ async fn a_database_that_hangs_is_given_up_and_comes_back() {
     store.close().await;
 }
 
-/// A server process that reads a claim when it is over: the record would be of an attempt that nobody knows any more.
+/// A server process reads a claim after the store has given the claim up. No gate knows its attempt any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_comes_late_leaves_no_record() {
     let Some((_server, database)) = own_server(&[]) else { return };
@@ -213,11 +214,10 @@ async fn a_claim_that_comes_late_leaves_no_record() {
         "SELECT string_agg(pid::text, ' ') FROM pg_stat_activity
          WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
     );
-    let signal = |signal: &str| {
-        let sent = std::process::Command::new("kill").arg(signal).args(processes.split(' ')).status();
-        assert!(sent.unwrap().success(), "{signal} {processes}");
+    let signal = |signal: Signal| {
+        processes.split(' ').for_each(|process| process::send(process.parse().expect("a process"), signal));
     };
-    signal("-STOP");
+    signal(Signal::STOP);
     let hung = timeout(Duration::from_secs(15), store.claim(id(2), fresh(2))).await.expect("it is given up");
     assert!(matches!(hung, Err(Error::Indeterminate(_))), "{hung:?}");
     let again = until_up(|| store.claim(id(2), fresh(2))).await;
@@ -227,11 +227,11 @@ async fn a_claim_that_comes_late_leaves_no_record() {
 
     // The bound may be later than the gate's patience by as long as its last reading took.
     sleep(Duration::from_secs(1)).await;
-    signal("-CONT");
+    signal(Signal::CONT);
     until_up(|| store.claim(id(3), fresh(3))).await;
     sleep(ALL_BACK).await;
     let late = store.get(id(2)).await.unwrap().map(|found| found.record);
-    assert_eq!(late, None, "what nobody waits for was claimed");
+    assert_eq!(late, None, "the late claim made a record");
     store.close().await;
 }
 

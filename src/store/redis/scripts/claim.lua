@@ -1,7 +1,7 @@
 -- KEYS: for each claim its record and t. ARGV: until when all of them are good; for each what comes before its times, its
 -- lease, what comes after them.
--- Gives the time; then for each when it was claimed, or what stands, or why it failed. After that time it gives no more than
--- the time: whoever asked has given them up.
+-- Gives the time; then for each when it was claimed, or what stands, or why it failed. Once the claims are not good any more
+-- (the gate has given them up), it claims nothing, and gives the time alone.
 local function claim(record, t, begin, lease, rest)
     local lease_until = after(now, lease)
     local score, id = score_of(0, lease_until), id_of(record)

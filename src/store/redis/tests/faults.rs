@@ -170,8 +170,7 @@ async fn a_server_that_takes_no_writes_tells_what_stands() {
     stands("no snapshots").await;
 }
 
-/// A network that delivers a claim when its sender has given it up: the record would be of an attempt that nobody knows any
-/// more.
+/// The network delivers a claim after the store has given the claim up. No gate knows its attempt any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_comes_late_leaves_no_record() {
     let Some(server) = servers::Redis::start() else { return };
