@@ -26,10 +26,10 @@ use super::resolve::{Resolution, from_object, receive, wrong_body};
 use super::scope::sift;
 use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
-use crate::idempotency::record::{self, AttemptToken, Record, RecordId, Timestamp};
+use crate::idempotency::record::{self, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
 use crate::store::deliveries::{Sequence, remove_of};
-use crate::store::{Error, ErrorKind, Filter, NewRecord, Origin, OriginId, RecordEntry, Settled, Settlement, Store};
+use crate::store::{Error, Filter, RecordEntry, Settled, Settlement, Store};
 use crate::telemetry::rfc3339;
 
 /// How many records are looked for at once, and changed before the time is looked at again.
@@ -43,12 +43,6 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 /// After how many failures a request gives up: the store is away.
 const MAX_FAILURES: u64 = 16;
-
-/// How long a record that is about to be removed is the operator's own.
-const LEASE: Duration = Duration::from_secs(60);
-
-/// How long the record of a removal that broke off is kept, where an older release claimed it.
-const UNKNOWN_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 const AS_OF: &str = "`as_of` must be the `as_of` of an answer, a time such as 2026-01-31T22:00:00Z";
 
@@ -365,23 +359,14 @@ pub(super) async fn purge_one(store: &dyn Store, found: &RecordEntry) -> Result<
 
 /// Removes a record if it is still what was found: one that was claimed again meanwhile has an attempt that runs.
 async fn remove_unchanged(store: &dyn Store, found: &RecordEntry) -> Result<bool, Error> {
-    let RecordEntry { id, record, origin, .. } = found;
+    let RecordEntry { id, record, .. } = found;
     match record.state {
         record::State::InFlight | record::State::Unknown => {
             let released = store.settle(*id, record.attempt, Settlement::Release).await?;
             Ok(matches!(released, Settled::Done { .. }))
         }
-        // A claim of the operator's own keeps everybody else away until the record is gone. If this process ends before, the
-        // record turns unknown.
-        record::State::Completed => {
-            let mut token = [0; 16];
-            getrandom::fill(&mut token).map_err(|error| Error::determinate(ErrorKind::Other, error))?;
-            let attempt = AttemptToken(token);
-            let (ttl, origin) = (LEASE, origin.as_ref().map_or(OriginId(0), Origin::id));
-            let unknown_ttl = details(record).unknown_ttl.unwrap_or(UNKNOWN_TTL);
-            let own = NewRecord { attempt, origin, lease: LEASE, ttl, unknown_ttl, head: record.head.clone() };
-            Ok(store.supersede(*id, record.version(), own).await? && store.remove(*id).await?)
-        }
+        // Caches keep answers, and forget them.
+        record::State::Completed => store.remove(*id, record.attempt).await,
     }
 }
 

@@ -238,8 +238,11 @@ impl Store for Memory {
         })
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        let removed = self.with(|tables, _| tables.take(id).is_some())?;
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
+        let removed = self.with(|tables, _| {
+            let is_its = tables.entries.get(&id).is_some_and(|entry| entry.record.attempt == attempt);
+            is_its && tables.take(id).is_some()
+        })?;
         if removed {
             self.removals.publish(Removal::Of(id));
         }

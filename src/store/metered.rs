@@ -294,8 +294,8 @@ impl Store for Metered {
         self.timed(StoreOp::List, self.store.scan(filter, after, limit)).await
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        self.timed(StoreOp::Remove, self.store.remove(id)).await
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
+        self.timed(StoreOp::Remove, self.store.remove(id, attempt)).await
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {

@@ -145,8 +145,9 @@ pub trait Store: Send + Sync + 'static {
     /// so long at once.
     async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error>;
 
-    /// Removes a record whatever its state. Returns whether there was one.
-    async fn remove(&self, id: RecordId) -> Result<bool, Error>;
+    /// Removes the record of an attempt, whatever its state. Returns whether it was there. The record of another attempt stays,
+    /// however late the store carries this out. Caches of all gates forget the record.
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error>;
 
     /// How many records stand in each state, in the order of [`crate::idempotency::record::State::ALL`].
     async fn count(&self) -> Result<[u64; 3], Error>;

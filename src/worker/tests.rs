@@ -84,7 +84,7 @@ impl Store for Fake {
     async fn scan(&self, _: Filter, _: Option<RecordId>, _: usize) -> Result<Chunk, Error> {
         unreachable!()
     }
-    async fn remove(&self, _: RecordId) -> Result<bool, Error> {
+    async fn remove(&self, _: RecordId, _: AttemptToken) -> Result<bool, Error> {
         unreachable!()
     }
     async fn changes(&self, _: Vec<Origin>, _: Vec<NamespaceRuleSet>) -> Result<Vec<IdentityChange>, Error> {

@@ -138,8 +138,8 @@ impl Store for Believer {
         self.inner.scan(filter, after, limit).await
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        self.inner.remove(id).await
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
+        self.inner.remove(id, attempt).await
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {

@@ -215,9 +215,9 @@ impl Store for Recorded {
         Ok(chunk)
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        let removed = self.shelf.memory.remove(id).await?;
-        self.note(Call::Remove(id), Said::Removed(removed));
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
+        let removed = self.shelf.memory.remove(id, attempt).await?;
+        self.note(Call::Remove(id, attempt), Said::Removed(removed));
         self.done(Operation::Remove, &[], Told::Removed(removed)).await;
         Ok(removed)
     }

@@ -38,7 +38,7 @@ pub enum Call {
     Sweep(usize),
     Get(RecordId),
     Scan(Filter, Option<RecordId>, usize),
-    Remove(RecordId),
+    Remove(RecordId, AttemptToken),
     Count,
     Adopt(Vec<Origin>, Vec<NamespaceRuleSet>, bool),
 }
@@ -93,7 +93,7 @@ impl Call {
             Self::Sweep(limit) => store.sweep(limit).await.map(Said::Count),
             Self::Get(id) => store.get(id).await.map(|listed| Said::from(&listed)),
             Self::Scan(filter, after, limit) => store.scan(filter, after, limit).await.map(|chunk| Said::from(&chunk)),
-            Self::Remove(id) => store.remove(id).await.map(Said::Removed),
+            Self::Remove(id, attempt) => store.remove(id, attempt).await.map(Said::Removed),
             Self::Count => store.count().await.map(Said::Counts),
             Self::Adopt(origins, rules, accept_change) => {
                 store.adopt(origins, rules, accept_change).await.map(Said::Changes)
@@ -105,9 +105,11 @@ impl Call {
     /// The records that it is about; nothing where it may be about all of them.
     pub fn ids(&self) -> Option<Vec<RecordId>> {
         match self {
-            Self::Claim(id, _) | Self::Supersede(id, ..) | Self::Settle(id, ..) | Self::Get(id) | Self::Remove(id) => {
-                Some(vec![*id])
-            }
+            Self::Claim(id, _)
+            | Self::Supersede(id, ..)
+            | Self::Settle(id, ..)
+            | Self::Get(id)
+            | Self::Remove(id, _) => Some(vec![*id]),
             Self::Renew(held) => Some(held.iter().map(|held| held.id).collect()),
             Self::ExpireLeases(_) | Self::Sweep(_) | Self::Scan(..) | Self::Count | Self::Adopt(..) => None,
         }
@@ -193,7 +195,7 @@ impl fmt::Display for Call {
                 after.iter().try_for_each(|after| write!(f, " after {}", Id(*after)))?;
                 write!(f, " that pass {filter:?}")
             }
-            Self::Remove(id) => write!(f, "remove {}", Id(*id)),
+            Self::Remove(id, attempt) => write!(f, "remove {} of {}", Id(*id), Token::of(*attempt)),
             Self::Count => write!(f, "count"),
             Self::Adopt(_, rules, accept_change) => {
                 let digests = rules.iter().map(|rule| (&*rule.namespace, rule.digest[0]));

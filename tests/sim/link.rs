@@ -137,12 +137,12 @@ impl Store for Link {
         self.carry(move |store| async move { store.scan(filter, after, limit).await }).await
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
         // A gate that is alone on its store, and remembers for as long as records live, never finds what was removed by an
         // earlier life of its own after it began: the store of such a gate is in its process.
         let life = Arc::clone(&self.life);
         let remove = move |store: Arc<dyn Store>| async move {
-            if life.is_dead() { pending().await } else { store.remove(id).await }
+            if life.is_dead() { pending().await } else { store.remove(id, attempt).await }
         };
         self.carry(remove).await
     }

@@ -292,7 +292,7 @@ impl Shelf {
                 || self.is(Mutant::SweeperIsEarly) && completed
                 || self.is(Mutant::SweeperTakesRecordOfDelivery) && has_ended
             {
-                self.memory.remove(listed.id).await?;
+                self.memory.remove(listed.id, listed.record.attempt).await?;
                 taken += 1;
             }
         }
@@ -301,7 +301,9 @@ impl Shelf {
 
     /// Puts a fresh record in the place of what stands, whatever that is.
     async fn replace(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
-        self.memory.remove(id).await?;
+        if let Some(standing) = self.memory.get(id).await? {
+            self.memory.remove(id, standing.record.attempt).await?;
+        }
         self.memory.claim(id, fresh).await
     }
 

@@ -314,7 +314,7 @@ async fn a_purge_lets_the_client_try_again() {
     let pair = pair(Policy::default());
     let (_first, waiter) = pair.wait().await;
     let page = pair.store.list(Filter::default(), None, 1).await.unwrap();
-    assert!(pair.store.remove(page.records[0].id).await.unwrap());
+    assert!(pair.store.remove(page.records[0].id, page.records[0].record.attempt).await.unwrap());
     check(&waiter.await.unwrap(), "409", "in-flight", Some("1"));
     assert_eq!(pair.runs(), 1);
 }
@@ -349,7 +349,7 @@ async fn many_who_wait_for_what_is_purged_do_not_all_ask() {
     let waiters: Vec<_> = (0..200).map(|_| post(&pair.first)).collect();
     sleep(Duration::from_secs(1)).await;
     let page = pair.store.list(Filter::default(), None, 1).await.unwrap();
-    assert!(pair.store.remove(page.records[0].id).await.unwrap());
+    assert!(pair.store.remove(page.records[0].id, page.records[0].record.attempt).await.unwrap());
     pair.store.script_for(Operation::Get, [Fault::Delay(Duration::from_millis(1)); 200]);
     let before = pair.store.calls();
     pair.answer("HTTP/1.1 500 No\r\nContent-Length: 0\r\nIdempotency-Control: no-store\r\n\r\n");

@@ -398,12 +398,12 @@ impl Store for Cached {
         self.inner.scan(filter, after, limit).await
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
         let (inner, local, shared) = (Arc::clone(&self.inner), Arc::clone(&self.local), self.shared.clone());
         local.forget(id);
         // Runs to its end even if its caller goes: the removal would happen all the same.
         let removing = tokio::spawn(async move {
-            let removed = inner.remove(id).await;
+            let removed = inner.remove(id, attempt).await;
             local.forget(id);
             if let Some(tier) = shared {
                 tier.refuse_older_than_now(id);

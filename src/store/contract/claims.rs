@@ -126,7 +126,7 @@ pub(super) async fn supersede_repeats_for_the_same_attempt(harness: Harness) {
 
 pub(super) async fn supersede_claims_nothing_where_nothing_stands(harness: Harness) {
     let seen = put(&harness, id(1), 1, State::Unknown).await.version();
-    assert!(harness.store.remove(id(1)).await.expect("remove works"));
+    assert!(harness.store.remove(id(1), attempt(1)).await.expect("remove works"));
     assert!(!harness.store.supersede(id(1), seen, fresh(8)).await.expect("supersede works"));
     assert!(get(&harness, id(1)).await.is_none());
 }

@@ -95,7 +95,7 @@ pub(super) async fn records_are_listed_newest_first(harness: Harness) {
     assert_eq!(next(second, 5).await, (vec![id(4), id(1)], None));
     assert_eq!(ids(&pages(&harness, Filter::default(), None, 2).await), [5, 3, 2, 4, 1].map(id));
     // Nor does it matter that the record is gone after which a page starts.
-    assert!(harness.store.remove(id(2)).await.expect("remove works"));
+    assert!(harness.store.remove(id(2), attempt(2)).await.expect("remove works"));
     assert_eq!(next(second, 5).await, (vec![id(4), id(1)], None));
     assert_eq!(next(second, 1).await.0, [id(4)]);
 }

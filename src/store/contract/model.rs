@@ -51,7 +51,7 @@ pub(crate) enum Call {
     Renew(Vec<(u8, u8)>, u64),
     ExpireLeases(usize),
     Sweep(usize),
-    Remove(u8),
+    Remove(u8, Option<u8>),
     List(Filter, usize),
     Scan(Filter, Option<u8>, usize),
     Adopt(Vec<u8>, bool),
@@ -168,7 +168,7 @@ fn on_one(id: u8) -> impl Strategy<Value = Call> {
         6 => novel().prop_map(move |novel| Call::Claim(id, novel)),
         3 => (novel(), any::<bool>()).prop_map(move |(by, is_stale)| Call::Supersede { id, by, is_stale }),
         6 => (prop::option::of(0..ATTEMPTS), end).prop_map(move |(by, end)| Call::Settle(id, by, end)),
-        1 => Just(Call::Remove(id)),
+        1 => prop::option::weighted(0.2, 0..ATTEMPTS).prop_map(move |by| Call::Remove(id, by)),
     ]
 }
 
@@ -240,7 +240,7 @@ async fn ask(store: &dyn Store, call: &Call, seen: &Versions, stale: &Versions) 
         }
         Call::ExpireLeases(limit) => Reply::Count(store.expire_leases(limit).await.expect("expire_leases works").len()),
         Call::Sweep(limit) => Reply::Count(store.sweep(limit).await.expect("sweep works")),
-        Call::Remove(of) => Reply::Yes(store.remove(id(of)).await.expect("remove works")),
+        Call::Remove(of, by) => Reply::Yes(store.remove(id(of), attempt_of(of, by, seen)).await.expect("remove works")),
         Call::List(filter, limit) => Reply::RecordEntry(pages(store, &filter, limit).await),
         Call::Scan(filter, after, limit) => Reply::RecordEntry(chunks(store, &filter, after.map(id), limit).await),
         Call::Adopt(digests, accept_change) => {
@@ -284,7 +284,7 @@ async fn chunks(
 /// The store's time.
 async fn now(harness: &Harness) -> Timestamp {
     let at = claim(harness, id(0xff), fresh(0xff)).await;
-    assert!(harness.store.remove(id(0xff)).await.expect("remove works"));
+    assert!(harness.store.remove(id(0xff), attempt(0xff)).await.expect("remove works"));
     at
 }
 

@@ -135,7 +135,7 @@ pub(super) async fn large_answers_come_back(harness: Harness) {
     assert!(current(&harness, id(1)).await.answer.is_some_and(|found| found == large));
     let listed = get(&harness, id(1)).await.expect("it stands");
     assert!(listed.record.answer.is_some_and(|found| found == large));
-    assert!(harness.store.remove(id(1)).await.expect("remove works"));
+    assert!(harness.store.remove(id(1), attempt(1)).await.expect("remove works"));
 }
 
 pub(super) async fn empty_answers_are_answers(harness: Harness) {

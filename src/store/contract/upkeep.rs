@@ -89,8 +89,11 @@ pub(super) async fn sweep_keeps_to_its_limit(harness: Harness) {
 pub(super) async fn records_are_removed_whatever_their_state(harness: Harness) {
     for (number, state) in (1..).zip(State::ALL) {
         put(&harness, id(number), number, state).await;
-        assert!(harness.store.remove(id(number)).await.expect("remove works"));
-        assert!(!harness.store.remove(id(number)).await.expect("remove works"));
+        let remove = async |by| harness.store.remove(id(number), attempt(by)).await.expect("remove works");
+        assert!(!remove(number + 10).await);
+        assert!(get(&harness, id(number)).await.is_some(), "it is not the record of that attempt");
+        assert!(remove(number).await);
+        assert!(!remove(number).await);
         assert!(get(&harness, id(number)).await.is_none());
     }
     assert_eq!(harness.store.count().await.expect("count works"), [0, 0, 0]);

@@ -80,6 +80,11 @@ use crate::idempotency::record::{AttemptToken, RecordId, State, Version};
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
 const MAX_BACKOFF: Duration = Duration::from_millis(500);
 
+/// The lock keeps the record the attempt's own until the function has removed it. A record that another transaction changes is not
+/// waited for.
+const REMOVE: &str = "SELECT oncegate.remove_v1(id) FROM \
+    (SELECT id FROM oncegate.record WHERE id = $1 AND attempt = $2 FOR UPDATE NOWAIT) AS own";
+
 /// The settings of a PostgreSQL store.
 #[derive(Clone)]
 pub struct Settings {
@@ -409,9 +414,9 @@ impl Store for Postgres {
         self.of_all(listing::scan(&self.pool, &filter, after, limit).await?).await
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
         self.ensure_open()?;
-        let rows = self.pool.write("SELECT oncegate.remove_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await?;
+        let rows = self.pool.write(REMOVE, &[(&&id.0[..], Type::BYTEA), (&&attempt.0[..], Type::BYTEA)]).await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 

@@ -294,9 +294,9 @@ impl Store for Redis {
         listing::scan(self, &filter, after, limit).await
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
         let mut call = self.client.scripts.remove.call(2);
-        call.arg(&keys::record(id)[..]).arg(&Partition::of(id).times()[..]);
+        call.arg(&keys::record(id)[..]).arg(&Partition::of(id).times()[..]).arg(&attempt.0[..]);
         Ok(number(&self.write(call).await?)? == 1)
     }
 

@@ -172,8 +172,8 @@ impl Store for Sealed {
         Ok(Chunk { records: chunk.records.into_iter().map(|listed| self.open_listed(listed)).collect(), ..chunk })
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        self.store.remove(id).await
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
+        self.store.remove(id, attempt).await
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {

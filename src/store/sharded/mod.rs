@@ -390,8 +390,10 @@ impl Store for Sharded {
         Ok(if records.len() > limit { Chunk::of(records, limit) } else { Chunk { records, next } })
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.remove(id).await }) };
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
+        let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
+            Box::pin(async move { store.remove(id, attempt).await })
+        };
         self.ask(id, false, call, |removed| *removed).await
     }
 

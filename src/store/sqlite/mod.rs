@@ -229,8 +229,8 @@ impl Store for Sqlite {
         self.read(|reply| ReadRequest::Scan { search: ScanRequest { filter, after, limit }, reply }).await
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        self.ask(requests::RemoveRequest(id)).await
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
+        self.ask(requests::RemoveRequest { id, attempt }).await
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {

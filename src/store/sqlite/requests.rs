@@ -42,7 +42,10 @@ pub(super) struct SweepRequest {
     pub(super) limit: usize,
 }
 
-pub(super) struct RemoveRequest(pub(super) RecordId);
+pub(super) struct RemoveRequest {
+    pub(super) id: RecordId,
+    pub(super) attempt: AttemptToken,
+}
 
 pub(super) struct ResealRequest {
     pub(super) id: RecordId,
@@ -261,15 +264,17 @@ impl Request for RemoveRequest {
     type Reply = bool;
 
     fn run(&self, session: &mut Session) -> Result<bool, Failure> {
-        session.forget(&self.0);
         // A record that cannot be read can be removed: the state is only looked at for the count.
-        let mut find = session.conn.prepare_cached("SELECT seq, state FROM record WHERE id = ?1")?;
-        let found = find.query_row([self.0.0], |row| Ok((row.get::<_, i64>(0)?, row::read_state(row, 1).ok())));
+        let mut find = session.conn.prepare_cached("SELECT seq, state FROM record WHERE id = ?1 AND attempt = ?2")?;
+        let found = find.query_row([&self.id.0[..], &self.attempt.0[..]], |row| {
+            Ok((row.get::<_, i64>(0)?, row::read_state(row, 1).ok()))
+        });
         let found = found.optional()?;
         drop(find);
         let Some((seq, state)) = found else {
             return Ok(false);
         };
+        session.forget(&self.id);
         session.conn.prepare_cached(sql::REMOVE)?.execute(params![seq])?;
         session.moved(state, None, 1);
         Ok(true)

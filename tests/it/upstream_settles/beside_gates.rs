@@ -180,7 +180,7 @@ fn nobody_takes_over_what_is_held() {
         let upstream = holding(&database, &[1]);
         let superseded = timeout(LATE, store.supersede(id(1), seen, fresh(2, PAST))).await.expect("it gives up");
         assert!(matches!(superseded, Err(Error::Determinate(_))), "{superseded:?}");
-        let removed = timeout(2 * LATE, store.remove(id(1))).await.expect("it gives up");
+        let removed = timeout(2 * LATE, store.remove(id(1), attempt(1))).await.expect("it gives up");
         assert!(matches!(removed, Err(Error::Determinate(_))), "{removed:?}");
         upstream.run(&format!("{}; COMMIT", complete(1)));
         assert!(!store.supersede(id(1), seen, fresh(2, PAST)).await.unwrap());

@@ -45,7 +45,7 @@ impl Shelf {
         let Some(standing) = standing.filter(|standing| standing.now < standing.record.until) else {
             return self.memory.accept(id, new).await;
         };
-        self.memory.remove(id).await?;
+        self.memory.remove(id, standing.record.attempt).await?;
         let accepted = self.memory.accept(id, new).await?;
         self.memory.claim(id, fresh_of(&standing.record, standing.record.attempt)).await?;
         let expiry = Expiry::FromNow(standing.record.until.since(standing.now));

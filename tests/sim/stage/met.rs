@@ -138,8 +138,8 @@ impl Met {
             (Call::Scan(..), Said::Chunk(_, Some(_))) => self.hit("chunk before others"),
             (Call::Scan(..), _) => self.hit("chunk of records"),
             (Call::Count, _) => self.hit("counts"),
-            (Call::Remove(_), Said::Removed(true)) => self.hit("removed"),
-            (Call::Remove(_), _) => self.hit("nothing to remove"),
+            (Call::Remove(..), Said::Removed(true)) => self.hit("removed"),
+            (Call::Remove(..), _) => self.hit("nothing to remove"),
             (Call::Adopt(..), Said::Changes(changes)) if changes.is_empty() => self.hit("rules adopted"),
             (Call::Adopt(..), _) => self.hit("rules refused"),
         }

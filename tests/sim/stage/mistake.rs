@@ -67,6 +67,7 @@ pub enum Mistake {
     CountsNoUnknown,
     /// What is in flight is not removed.
     RemovesWhatHasEnded,
+    RemovesAnothers,
     /// Rules are adopted whatever records live.
     AdoptsAnything,
 }
@@ -115,7 +116,13 @@ impl Mistaken {
         done
     }
 
-    async fn wrongly_claimed(&self, id: RecordId, claim: Claim, is_alone: bool) -> Result<Claim, Error> {
+    async fn wrongly_claimed(
+        &self,
+        id: RecordId,
+        attempt: AttemptToken,
+        claim: Claim,
+        is_alone: bool,
+    ) -> Result<Claim, Error> {
         Ok(match (self.mistake, claim) {
             (Mistake::InsertsOverExisting, Claim::Exists { now, .. }) => Claim::Inserted(now),
             (Mistake::RemembersClaims, Claim::Exists { record, now }) => {
@@ -126,7 +133,7 @@ impl Mistaken {
                 Claim::Exists { record, now }
             }
             (Mistake::LosesOneOfABatch, Claim::Inserted(at)) if !is_alone => {
-                self.inner.remove(id).await?;
+                self.inner.remove(id, attempt).await?;
                 Claim::Inserted(at)
             }
             (Mistake::CrossesAnswers, claim) => {
@@ -158,7 +165,7 @@ impl Store for Mistaken {
         {
             return Ok(Claim::Exists { record, now });
         }
-        self.wrongly_claimed(id, claim, is_alone).await
+        self.wrongly_claimed(id, attempt, claim, is_alone).await
     }
 
     async fn supersede(&self, id: RecordId, mut seen: Version, fresh: NewRecord) -> Result<bool, Error> {
@@ -255,12 +262,13 @@ impl Store for Mistaken {
         Ok(chunk)
     }
 
-    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+    async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
         let standing = self.version_of(id).await?;
         if self.is(Mistake::RemovesWhatHasEnded) && standing.is_some_and(|it| it.state == State::InFlight) {
             return Ok(false);
         }
-        self.inner.remove(id).await
+        let attempt = if self.is(Mistake::RemovesAnothers) { self.standing(id, attempt).await? } else { attempt };
+        self.inner.remove(id, attempt).await
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {

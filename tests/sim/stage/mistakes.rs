@@ -55,5 +55,6 @@ mistakes! {
     page_cut_short: LosesTheLastOfAChunk;
     unknown_records_not_counted: CountsNoUnknown;
     removal_of_what_has_ended_only: RemovesWhatHasEnded;
+    removal_by_any_attempt: RemovesAnothers;
     rules_adopted_whatever_lives: AdoptsAnything;
 }

@@ -199,6 +199,8 @@ impl Cue {
 struct Operator {
     dice: Dice,
     ids: Vec<RecordId>,
+    /// The attempts of each record.
+    attempts: BTreeMap<RecordId, Vec<AttemptToken>>,
     /// What the gates adopt.
     adoption: Option<Call>,
 }
@@ -208,8 +210,15 @@ impl Operator {
         let mut ids: Vec<_> = ledger.iter().flat_map(|line| line.call.ids().unwrap_or_default()).collect();
         ids.sort_unstable();
         ids.dedup();
+        let mut attempts: BTreeMap<RecordId, Vec<AttemptToken>> = BTreeMap::new();
+        for line in ledger {
+            if let Call::Claim(id, fresh) | Call::Supersede(id, _, fresh) = &line.call {
+                attempts.entry(*id).or_default().push(fresh.attempt);
+            }
+        }
+        attempts.values_mut().for_each(Vec::dedup);
         let adoption = ledger.iter().find(|line| matches!(line.call, Call::Adopt(..)));
-        Self { dice: Dice::of(seed), ids, adoption: adoption.map(|line| line.call.clone()) }
+        Self { dice: Dice::of(seed), ids, attempts, adoption: adoption.map(|line| line.call.clone()) }
     }
 
     fn asks(&mut self, at: u64, call: Call) -> Cue {
@@ -247,7 +256,11 @@ impl Operator {
     /// Removes a record now and then, or starts a gate whose rules differ.
     fn interferes(&mut self, at: u64) -> Option<Cue> {
         let call = match self.dice.within(0..200) {
-            0..4 if !self.ids.is_empty() => Call::Remove(self.dice.pick(&self.ids)),
+            0..4 if !self.attempts.is_empty() => {
+                let of = self.dice.within(0..self.attempts.len() as u64) as usize;
+                let (id, attempts) = self.attempts.iter().nth(of).expect("there are so many");
+                Call::Remove(*id, self.dice.pick(attempts))
+            }
             4 => self.adopts_other_rules(false)?,
             5 if self.dice.percent(20) => self.adopts_other_rules(true)?,
             _ => return None,
@@ -269,7 +282,11 @@ impl Operator {
     /// Removes everything, and tries to adopt other rules before and after.
     fn tidies_up(&mut self, at: u64) -> Vec<Cue> {
         let mut calls = Vec::from_iter(self.adopts_other_rules(false));
-        calls.extend(self.ids.iter().flat_map(|id| [Call::Remove(*id), Call::Remove(*id), Call::Get(*id)]));
+        for (id, attempts) in &self.attempts {
+            // Each twice.
+            calls.extend(attempts.iter().chain(attempts).map(|attempt| Call::Remove(*id, *attempt)));
+            calls.push(Call::Get(*id));
+        }
         calls.push(Call::Count);
         calls.push(Call::Scan(Filter::default(), None, 1000));
         calls.extend(self.adopts_other_rules(false));
@@ -299,7 +316,7 @@ impl Call {
                 attempt(&mut seen.attempt);
                 attempt(&mut fresh.attempt);
             }
-            Self::Settle(of, by, _) => {
+            Self::Settle(of, by, _) | Self::Remove(of, by) => {
                 id(of);
                 attempt(by);
             }
@@ -309,7 +326,7 @@ impl Call {
                     attempt(by);
                 }
             }
-            Self::Get(of) | Self::Remove(of) => id(of),
+            Self::Get(of) => id(of),
             Self::Scan(_, after, _) => after.iter_mut().for_each(id),
             Self::ExpireLeases(_) | Self::Sweep(_) | Self::Count | Self::Adopt(..) => {}
         }

@@ -195,7 +195,9 @@ impl World {
                 };
                 if label.route != ACCEPT || forgets.await.is_ok() {
                     // Whether it was done, the records tell.
-                    drop(store.remove(id_of(label)).await);
+                    if let Ok(Some(found)) = store.get(id_of(label)).await {
+                        drop(store.remove(found.id, found.record.attempt).await);
+                    }
                 }
             }
         }

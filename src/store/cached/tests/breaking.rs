@@ -60,8 +60,8 @@ async fn removals_while_it_is_down_are_invalidated_when_it_is_back() {
     let two = two().completed().await;
     two.remotes.fails.store(true, Ordering::SeqCst);
     claims(&two, 0..10).await;
-    assert!(two.one.remove(ID).await.unwrap());
-    assert!(two.other.remove(id(1)).await.unwrap());
+    assert!(two.one.remove(ID, FIRST).await.unwrap());
+    assert!(two.other.remove(id(1), FIRST).await.unwrap());
     sleep(Duration::from_secs(3)).await;
     assert!(two.remotes.values.lock().unwrap().contains_key(&ID));
     two.remotes.fails.store(false, Ordering::SeqCst);
@@ -89,7 +89,7 @@ async fn a_cache_with_a_high_hit_rate_is_asked_first_again() {
     claims(&two, 0..1000).await;
     for number in 2000..2350 {
         two.one.claim(id(number), fresh(1)).await.unwrap();
-        two.one.settle(id(number), AttemptToken([1; 16]), complete("answer")).await.unwrap();
+        two.one.settle(id(number), FIRST, complete("answer")).await.unwrap();
     }
     two.until_written().await;
     for number in 2000..2350 {
@@ -151,7 +151,7 @@ async fn a_flapping_cache_is_logged_seldom() {
 #[tokio::test(start_paused = true)]
 async fn removals_before_close_are_invalidated_by_then() {
     let two = two().completed().await;
-    assert!(two.one.remove(ID).await.unwrap());
+    assert!(two.one.remove(ID, FIRST).await.unwrap());
     two.one.close().await;
     assert!(two.remotes.values.lock().unwrap().is_empty());
 }

@@ -14,7 +14,7 @@ async fn a_record_whose_answer_was_late_does_not_outlive_its_ttl() {
     let recent = alone(Arc::clone(&inner) as _);
     recent.claim(ID, fresh(1)).await.unwrap();
     let end = Settlement::Complete { answer: Bytes::new(), expiry: crate::store::Expiry::FromClaim(TTL) };
-    recent.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
+    recent.settle(ID, FIRST, end).await.unwrap();
 
     inner.script_for(Call::Claim, [Fault::DelayAnswer(TTL / 2)]);
     assert!(matches!(recent.claim(ID, fresh(2)).await, Ok(Claim::Exists { .. })));
@@ -29,7 +29,7 @@ async fn warm() -> Cached {
     store.claim(ID, fresh(1)).await.unwrap();
     let end =
         Settlement::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
-    store.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
+    store.settle(ID, FIRST, end).await.unwrap();
     assert!(store.recall(ID).is_none(), "it has not been read yet");
     let Claim::Exists { .. } = store.claim(ID, fresh(2)).await.unwrap() else { panic!("claimed twice") };
     store
@@ -65,7 +65,7 @@ async fn a_record_that_was_not_decrypted_is_not_recalled() {
         answer: Bytes::from_static(b"\x01\x01 is sealed"),
         expiry: crate::store::Expiry::FromClaim(TTL),
     };
-    store.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
+    store.settle(ID, FIRST, end).await.unwrap();
     let Claim::Exists { .. } = store.claim(ID, fresh(2)).await.unwrap() else { panic!("claimed twice") };
     assert!(store.recall(ID).is_none());
 }
@@ -73,7 +73,7 @@ async fn a_record_that_was_not_decrypted_is_not_recalled() {
 #[tokio::test]
 async fn a_removed_record_is_not_recalled() {
     let store = warm().await;
-    assert!(store.remove(ID).await.unwrap());
+    assert!(store.remove(ID, FIRST).await.unwrap());
     assert!(store.recall(ID).is_none());
 }
 
@@ -82,7 +82,7 @@ async fn a_read_before_a_removal_is_not_cached_after_it() {
     let store = warm().await;
     let (record, read_at) = store.recall(ID).unwrap();
     let removals = store.local.counted();
-    store.remove(ID).await.unwrap();
+    store.remove(ID, FIRST).await.unwrap();
     store.local.keep(ID, CacheEntry { record, read_at, asked: Instant::now() }, removals);
     assert!(store.recall(ID).is_none());
 }
@@ -94,7 +94,7 @@ async fn warm_and_shared() -> (Cached, Arc<Memory>) {
     store.claim(ID, fresh(1)).await.unwrap();
     let end =
         Settlement::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
-    store.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
+    store.settle(ID, FIRST, end).await.unwrap();
     store.claim(ID, fresh(2)).await.unwrap();
     assert!(store.recall(ID).is_some());
     (store, shared)
@@ -121,8 +121,8 @@ async fn records_of_a_shared_store_are_trusted_for_a_limited_time() {
 }
 
 async fn others_remove(shared: &Memory, id: RecordId) {
-    shared.claim(id, fresh(3)).await.unwrap();
-    assert!(shared.remove(id).await.unwrap());
+    shared.claim(id, fresh(1)).await.unwrap();
+    assert!(shared.remove(id, FIRST).await.unwrap());
 }
 
 #[tokio::test]
@@ -163,11 +163,7 @@ async fn in_flight_and_large_records_are_not_cached() {
     assert!(store.recall(ID).is_none());
     let answer = Bytes::from(vec![0; 300 << 10]);
     store
-        .settle(
-            ID,
-            AttemptToken([1; 16]),
-            Settlement::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) },
-        )
+        .settle(ID, FIRST, Settlement::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) })
         .await
         .unwrap();
     store.claim(ID, fresh(2)).await.unwrap();
@@ -184,7 +180,7 @@ async fn a_million_distinct_replays_stay_within_bounds() {
             let mut id = [0; 32];
             id[..8].copy_from_slice(&number.to_be_bytes());
             let (claimed_at, until) = (Timestamp(0), Timestamp(1 << 40));
-            let (attempt, head, answer) = (AttemptToken([1; 16]), Bytes::new(), answer.clone());
+            let (attempt, head, answer) = (FIRST, Bytes::new(), answer.clone());
             let record = Record { attempt, state: State::Completed, claimed_at, until, head, answer };
             local.keep(RecordId(id), CacheEntry { record, read_at: Timestamp(0), asked: Instant::now() }, 0);
             if number % 1000 == 0 {

@@ -16,6 +16,7 @@ use crate::store::memory::Memory;
 use crate::store::unreliable::{Fault, Operation as Call, Unreliable};
 
 const ID: RecordId = RecordId([7; 32]);
+const FIRST: AttemptToken = AttemptToken([1; 16]);
 const TTL: Duration = Duration::from_secs(10);
 const SETTINGS: Settings = Settings { most_entries: 1000, most_bytes: 1 << 20, max_age: None };
 

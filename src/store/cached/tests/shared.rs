@@ -113,7 +113,7 @@ impl TwoGates {
     /// One gate claims and completes a record, and the cache has it.
     pub(super) async fn completed(self) -> Self {
         self.one.claim(ID, fresh(1)).await.unwrap();
-        self.one.settle(ID, AttemptToken([1; 16]), complete("answer")).await.unwrap();
+        self.one.settle(ID, FIRST, complete("answer")).await.unwrap();
         self.until_written().await;
         assert!(self.remotes.values.lock().unwrap().contains_key(&ID));
         self
@@ -154,7 +154,7 @@ async fn it_keeps_the_contract() {
 async fn another_gate_has_the_answer_without_asking_the_store() {
     let two = two().completed().await;
     let (Claim::Exists { record, now }, 0) = two.asked(ID, fresh(2)).await else { panic!("it asked") };
-    assert_eq!((record.attempt, record.answer.as_deref()), (AttemptToken([1; 16]), Some(&b"answer"[..])));
+    assert_eq!((record.attempt, record.answer.as_deref()), (FIRST, Some(&b"answer"[..])));
     assert_eq!(two.last(), CacheResult::Hit);
     let stands = two.inner.get(ID).await.unwrap().unwrap();
     assert_eq!(record, stands.record);
@@ -250,7 +250,7 @@ async fn a_removal_invalidates_in_all_gates() {
     let two = two().completed().await;
     assert!(matches!(two.asked(ID, fresh(2)).await, (Claim::Exists { .. }, 0)));
     let value = two.remotes.values.lock().unwrap()[&ID].clone();
-    assert!(two.one.remove(ID).await.unwrap());
+    assert!(two.one.remove(ID, FIRST).await.unwrap());
     assert!(two.one.recall(ID).is_none());
     assert!(matches!(two.one.claim(ID, fresh(3)).await, Ok(Claim::Inserted(_))), "at once, where it was removed");
     two.until_written().await;
@@ -270,7 +270,7 @@ async fn an_old_value_is_not_trusted_after_a_purge_or_a_new_attempt() {
     // The other gate does not hear of the purge.
     two.remotes.subscribers.lock().unwrap().clear();
     advance(Duration::from_millis(5)).await;
-    assert!(two.one.remove(ID).await.unwrap());
+    assert!(two.one.remove(ID, FIRST).await.unwrap());
     two.until_written().await;
     let put_back = || two.change(|values| drop(values.insert(ID, old.clone())));
     put_back();
@@ -300,7 +300,7 @@ async fn a_record_that_is_removed_while_being_cached_is_not_cached() {
     two.change(HashMap::clear);
     assert!(matches!(two.asked(ID, fresh(2)).await, (Claim::Exists { .. }, 1)));
     // It is to be written soon.
-    assert!(two.one.remove(ID).await.unwrap());
+    assert!(two.one.remove(ID, FIRST).await.unwrap());
     two.until_written().await;
     two.until_written().await;
     assert!(two.remotes.values.lock().unwrap().is_empty());
@@ -311,7 +311,7 @@ async fn answers_are_cached_however_long_only_new_keys_come() {
     let two = two();
     advance(2 * MAX_TIME_AGE).await;
     two.one.claim(ID, fresh(1)).await.unwrap();
-    two.one.settle(ID, AttemptToken([1; 16]), complete("answer")).await.unwrap();
+    two.one.settle(ID, FIRST, complete("answer")).await.unwrap();
     two.until_written().await;
     assert!(two.remotes.values.lock().unwrap().contains_key(&ID));
     let (_, first) = two.asked(ID, fresh(2)).await;
@@ -327,7 +327,7 @@ async fn a_hint_is_trusted_briefly_by_the_same_request() {
     assert!(matches!(two.asked(ID, fresh(2)).await, (Claim::Exists { .. }, 1)));
     two.until_written().await;
     let (Claim::Exists { record, .. }, 0) = two.asked(ID, fresh(3)).await else { panic!("it asked") };
-    assert_eq!((record.state, record.attempt), (State::InFlight, AttemptToken([1; 16])));
+    assert_eq!((record.state, record.attempt), (State::InFlight, FIRST));
     assert_eq!(two.last(), CacheResult::InFlight);
     assert!(two.other.recall(ID).is_none(), "it is no answer");
     let different = NewRecord { head: Bytes::from_static(b"different"), ..fresh(4) };
@@ -358,7 +358,7 @@ async fn a_hint_goes_with_the_attempt() {
         two.asked(ID, fresh(2)).await;
         two.until_written().await;
         assert!(two.remotes.values.lock().unwrap().contains_key(&ID));
-        two.one.settle(ID, AttemptToken([1; 16]), end).await.unwrap();
+        two.one.settle(ID, FIRST, end).await.unwrap();
         two.until_written().await;
         if let Some(value) = two.remotes.values.lock().unwrap().get(&ID) {
             let (record, _) = CacheAuthenticator::new(&SECRETS).open(ID, value).unwrap();
@@ -383,13 +383,13 @@ async fn a_hint_does_not_outlive_its_lease() {
 async fn unknown_and_large_records_are_not_kept() {
     let two = two();
     two.one.claim(ID, fresh(1)).await.unwrap();
-    two.one.settle(ID, AttemptToken([1; 16]), Settlement::Hold { cause: Bytes::from_static(b"cause") }).await.unwrap();
+    two.one.settle(ID, FIRST, Settlement::Hold { cause: Bytes::from_static(b"cause") }).await.unwrap();
     two.asked(ID, fresh(2)).await;
     let large = RecordId([8; 32]);
     two.one.claim(large, fresh(1)).await.unwrap();
     let answer = Bytes::from(vec![0; 300 << 10]);
     let end = Settlement::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) };
-    two.one.settle(large, AttemptToken([1; 16]), end).await.unwrap();
+    two.one.settle(large, FIRST, end).await.unwrap();
     two.asked(large, fresh(2)).await;
     two.until_written().await;
     assert!(two.remotes.values.lock().unwrap().is_empty());
@@ -400,10 +400,10 @@ async fn an_answer_with_a_lost_acknowledgement_is_cached_once_known() {
     let two = two();
     two.one.claim(ID, fresh(1)).await.unwrap();
     two.inner.script_for(Call::Settle, [Fault::LoseAnswer]);
-    two.one.settle(ID, AttemptToken([1; 16]), complete("answer")).await.unwrap_err();
+    two.one.settle(ID, FIRST, complete("answer")).await.unwrap_err();
     two.until_written().await;
     assert!(two.remotes.values.lock().unwrap().is_empty(), "the outcome is unknown");
-    two.one.settle(ID, AttemptToken([1; 16]), complete("answer")).await.unwrap();
+    two.one.settle(ID, FIRST, complete("answer")).await.unwrap();
     two.until_written().await;
     assert!(matches!(two.asked(ID, fresh(2)).await, (Claim::Exists { .. }, 0)));
 }
@@ -414,7 +414,7 @@ async fn a_restarted_cache_feed_invalidates_unless_the_store_published() {
     let inner: Arc<dyn Store> = Arc::clone(&memory) as _;
     let (store, _) = gate(&inner, &remotes, Timestamp(1_700_000_000_000));
     store.claim(ID, fresh(1)).await.unwrap();
-    store.settle(ID, AttemptToken([1; 16]), complete("answer")).await.unwrap();
+    store.settle(ID, FIRST, complete("answer")).await.unwrap();
     let read = async || {
         store.claim(ID, fresh(2)).await.unwrap();
         assert!(store.recall(ID).is_some());

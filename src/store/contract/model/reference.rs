@@ -86,7 +86,11 @@ impl Reference {
             }
             Call::ExpireLeases(limit) => Reply::Count(self.due(true).len().min(limit)),
             Call::Sweep(limit) => Reply::Count(self.due(false).len().min(limit)),
-            Call::Remove(id) => Reply::Yes(self.records.remove(&id).is_some()),
+            Call::Remove(id, by) => {
+                let attempt = attempt_of(id, by, seen);
+                let is_its = self.records.get(&id).is_some_and(|stored| stored.record.attempt == attempt);
+                Reply::Yes(is_its && self.records.remove(&id).is_some())
+            }
             Call::List(filter, _) => {
                 let mut listed = self.listed(&filter, None);
                 listed.sort_by_key(|(id, _, record)| std::cmp::Reverse((record.claimed_at, *id)));

@@ -352,7 +352,7 @@ async fn removals_are_published_to_other_processes() {
     let (one, other) = (open(&database.url).await, open(&database.url).await);
     let mut removals = other.removals().unwrap();
     one.claim(id(1), fresh(1)).await.unwrap();
-    assert!(!one.remove(id(2)).await.unwrap());
+    assert!(!one.remove(id(1), attempt(2)).await.unwrap());
     let received = async {
         loop {
             // It may not have begun to listen.
@@ -362,7 +362,7 @@ async fn removals_are_published_to_other_processes() {
                 Err(_) => {}
             }
             one.claim(id(1), fresh(1)).await.unwrap();
-            assert!(one.remove(id(1)).await.unwrap());
+            assert!(one.remove(id(1), attempt(1)).await.unwrap());
         }
     };
     assert_eq!(timeout(Duration::from_secs(10), received).await.expect("it is notified"), Ok(Removal::Of(id(1))));

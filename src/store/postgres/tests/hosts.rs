@@ -233,7 +233,7 @@ async fn a_host_whose_store_becomes_another_is_used_no_longer() {
     };
     assert!(message.contains(&database.address().to_string()), "{message}");
     // The pool's connections too: they remove no record there, and read none.
-    for refused in [store.remove(id(1)).await.map(drop), store.get(id(1)).await.map(drop)] {
+    for refused in [store.remove(id(1), attempt(1)).await.map(drop), store.get(id(1)).await.map(drop)] {
         let message = refused.unwrap_err().to_string();
         assert!(message.contains("holds another store"), "{message}");
     }
@@ -304,13 +304,13 @@ async fn a_purge_whose_wait_for_a_standby_is_broken_off_is_in_doubt() {
         }
     };
     let removed = tokio::select! {
-        removed = store.remove(id(1)) => removed,
+        removed = store.remove(id(1), attempt(1)) => removed,
         () = breaking_off => return,
     };
     assert!(matches!(removed, Err(Error::Indeterminate(_))), "{removed:?}");
     assert_eq!(database.value(RECORDS), "0", "here it is gone");
     hang_commits(&server, false);
-    assert!(!until_up(|| store.remove(id(1))).await);
+    assert!(!until_up(|| store.remove(id(1), attempt(1))).await);
     store.close().await;
 }
 

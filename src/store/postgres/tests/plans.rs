@@ -8,7 +8,7 @@ use tokio_postgres::{AsyncMessage, Client, NoTls};
 use super::*;
 use crate::store::IdPrefix;
 
-/// Everything that the gate asks for, with what makes each part of a function run.
+/// The functions of the hot path and of upkeep, with what makes each part of a function run.
 const ASKED: &[&str] = &[
     "SELECT * FROM oncegate.claim_v1(ARRAY['\\x01', '\\x02']::bytea[], ARRAY['\\x01', '\\x02']::bytea[],
         ARRAY[0, 0]::bigint[], ARRAY[1, 1]::bigint[], ARRAY[1, 1]::bigint[], ARRAY[1, 1]::bigint[],
@@ -118,6 +118,21 @@ async fn all_goes_by_index_whatever_the_server_knows() {
     client.batch_execute(immense).await.unwrap();
     let (other, others) = explained(&database.url).await;
     all_goes_by_index(&other, &others, "on a table that is thought to be immense").await;
+}
+
+/// The server plans it each time, since the gate does not prepare it.
+#[tokio::test]
+async fn a_record_is_removed_by_its_id() {
+    let Some(database) = database() else { return };
+    database.run("ALTER TABLE oncegate.record SET (autovacuum_enabled = false)");
+    database.run("ANALYZE oncegate.record");
+    database.run(FILL);
+    let removal = REMOVE.replace("$1", "'\\x01'").replace("$2", "'\\x02'");
+    for when in ["thought to be empty", "known to be large"] {
+        let plan = database.value(&format!("EXPLAIN (FORMAT JSON) {removal}"));
+        assert!(plan.contains(r#""Index Name": "record_pkey""#), "on a table that is {when}: {plan}");
+        database.run("ANALYZE oncegate.record");
+    }
 }
 
 #[tokio::test]

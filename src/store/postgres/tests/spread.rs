@@ -203,7 +203,7 @@ async fn what_is_on_its_way_is_not_absent() {
     }
     let is_moved = |error: Error| assert_eq!(error.cause().kind, ErrorKind::Moved, "{error}");
     is_moved(store.get(id).await.unwrap_err());
-    is_moved(store.remove(id).await.unwrap_err());
+    is_moved(store.remove(id, attempt).await.unwrap_err());
     is_moved(store.settle(id, attempt, Settlement::Hold { cause: bytes::Bytes::new() }).await.unwrap_err());
     let queue = crate::store::deliveries::of(&store).unwrap();
     is_moved(queue.delivery(id).await.unwrap_err());

@@ -1,7 +1,12 @@
--- KEYS: record, t. Gives 1 where there was one, else 0.
-redis.call('ZREM', KEYS[2], id_of(KEYS[1]))
-if redis.call('UNLINK', KEYS[1]) == 0 then
+-- KEYS: record, t. ARGV: the attempt whose record it must be. Gives 1 where it was, else 0. What is no record stays.
+local standing = standing_at(KEYS[1])
+if is_failed(standing) then
+    return standing
+end
+if not is_record(standing) or attempt_of(standing) ~= ARGV[1] then
     return 0
 end
+redis.call('ZREM', KEYS[2], id_of(KEYS[1]))
+redis.call('UNLINK', KEYS[1])
 redis.pcall('PUBLISH', 'oncegate', 'r' .. id_of(KEYS[1]))
 return 1

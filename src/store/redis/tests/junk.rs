@@ -53,7 +53,8 @@ async fn a_foreign_value_is_never_overwritten_and_does_not_affect_other_records(
         let stands = session.ask(&[&b"GET"[..], &keys::record(id(number))]).unwrap();
         assert_eq!(stands.bytes(), *value, "it stands as it was");
         assert!(store.get(id(number)).await.is_err_and(|error| is_corrupt(&error)));
-        assert!(store.remove(id(number)).await.unwrap(), "an operator can remove it");
+        assert!(!store.remove(id(number), attempt(number)).await.unwrap());
+        session.ask(&[&b"DEL"[..], &keys::record(id(number))]).unwrap();
         assert!(matches!(store.claim(id(number), fresh(number)).await, Ok(Claim::Inserted(_))));
     }
     assert!(store.list(Filter::default(), None, 1000).await.unwrap().records.len() >= 99);

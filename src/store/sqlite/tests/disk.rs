@@ -237,7 +237,7 @@ async fn the_log_stays_bounded() {
     for number in 0..120_u16 {
         store.claim(id(number % 7), fresh(number)).await.unwrap();
         store.settle(id(number % 7), attempt(number), complete(Bytes::from(vec![3; 1_000_000]))).await.unwrap();
-        store.remove(id(number % 7)).await.unwrap();
+        store.remove(id(number % 7), attempt(number)).await.unwrap();
     }
     // Four times what a checkpoint waits for would be far too much; 120 MB went through.
     assert!(fs::metadata(dir.path().join("a.db-wal")).unwrap().len() < 32 << 20);

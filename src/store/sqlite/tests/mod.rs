@@ -204,7 +204,7 @@ async fn time_does_not_run_back_over_a_restart() {
     let settings = Settings { clock: Some(Arc::new(move || ahead)), ..Settings::new(&path) };
     let store = Sqlite::open(acquire(&settings)).unwrap();
     store.claim(id(1), fresh(1)).await.unwrap();
-    store.remove(id(1)).await.unwrap();
+    store.remove(id(1), attempt(1)).await.unwrap();
     drop(store);
     let store = open(&path);
     match store.claim(id(2), fresh(2)).await.unwrap() {
@@ -280,7 +280,7 @@ async fn one_bad_record_spoils_nothing_else() {
             (_, claim) => assert!(matches!(claim.unwrap(), Claim::Inserted(_))),
         }
     }
-    assert!(store.remove(id(1)).await.unwrap(), "an operator can get rid of it");
+    assert!(store.remove(id(1), attempt(1)).await.unwrap(), "an operator can get rid of it");
     assert!(matches!(store.claim(id(1), fresh(1)).await.unwrap(), Claim::Inserted(_)));
 }
 
