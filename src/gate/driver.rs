@@ -233,7 +233,7 @@ pub(super) async fn drive(request: ProtectedRequest, client: Client) {
             };
         }
         if protocol.is_done() {
-            return;
+            return driver.end();
         }
         event = match at_once {
             Some(event) => event,

@@ -51,6 +51,9 @@ use tokio::sync::broadcast;
 
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 
+/// For how long after it was sent a claim may be carried out. Whatever delivers it later, a store refuses it.
+pub const CLAIM_EXPIRY: Duration = Duration::from_secs(5);
+
 /// A store of records. All times are the store's own.
 ///
 /// An operation that was cancelled (its future dropped) may still happen, as after [`Error::Indeterminate`].

@@ -4,7 +4,7 @@
 //! connections ends at that moment, what it asks of its store or upstream from then on is never done and never
 //! answered, and what was on its way to the store may be done or not, as chance has it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use oncegate::gate::Gate;
@@ -37,6 +37,9 @@ pub struct Life {
     /// Whether nothing passes between it and its store.
     stalled: AtomicBool,
     passes: Notify,
+    /// How often its connections to the store broke.
+    breaks: AtomicU32,
+    broke: Notify,
     reach: Mutex<Reach>,
     fuse: Mutex<Option<Fuse>>,
     clients: Mutex<Vec<Cable>>,
@@ -78,6 +81,8 @@ impl Life {
             stops: Mutex::default(),
             stalled: AtomicBool::new(false),
             passes: Notify::new(),
+            breaks: AtomicU32::new(0),
+            broke: Notify::new(),
             reach: Mutex::new(Reach::Open),
             fuse: Mutex::default(),
             clients: Mutex::default(),
@@ -189,6 +194,24 @@ impl Life {
     pub async fn store_passes(&self) {
         while self.stalled.load(Ordering::Relaxed) {
             self.passes.notified().await;
+        }
+    }
+
+    /// Its connections to the store break. It hears so of all calls that are under way.
+    pub fn break_store(&self) {
+        self.breaks.fetch_add(1, Ordering::Relaxed);
+        self.broke.notify_waiters();
+        self.fault("its connections to the store break".to_owned());
+    }
+
+    pub fn store_breaks(&self) -> u32 {
+        self.breaks.load(Ordering::Relaxed)
+    }
+
+    /// Waits until its connections to the store have broken more often than that.
+    pub async fn store_broke(&self, breaks: u32) {
+        while self.store_breaks() == breaks {
+            self.broke.notified().await;
         }
     }
 

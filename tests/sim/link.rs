@@ -10,13 +10,16 @@ use async_trait::async_trait;
 use oncegate::idempotency::record::{AttemptToken, RecordId, Version};
 use oncegate::store::unreliable::Side;
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, Error, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet, NamespaceRules,
-    NewRecord, Origin, Page, RecordEntry, Settled, Settlement, Store,
+    Chunk, Claim, Cursor, Deliveries, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
+    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled, Settlement, Store,
 };
 use tokio::time::sleep;
 
 use crate::dice::Dice;
 use crate::life::Life;
+
+/// How long after its connection broke a call arrives at the latest. A store refuses claims that come later.
+const LATEST: Duration = Duration::from_secs(2);
 
 /// A store as one gate reaches it.
 pub struct Link {
@@ -42,7 +45,7 @@ impl Link {
     }
 
     /// Carries a call to the store and its answer back. Once it is on its way it arrives, whatever becomes of the one
-    /// who asked.
+    /// who asked; or perhaps, and late, where the connection breaks.
     async fn carry<T, F>(&self, call: impl FnOnce(Arc<dyn Store>) -> F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -52,6 +55,7 @@ impl Link {
             return pending().await;
         }
         let (there, back, arrives) = self.journey();
+        let breaks = self.life.store_breaks();
         let (work, life) = (call(Arc::clone(&self.inner)), Arc::clone(&self.life));
         let carried = tokio::spawn(async move {
             let death = life.burn_at_call();
@@ -59,7 +63,10 @@ impl Link {
                 life.die_of_fuse();
             }
             travel(&life, there).await;
-            if life.is_dead() && !arrives {
+            if life.store_breaks() != breaks {
+                sleep((back * 40).min(LATEST)).await;
+            }
+            if (life.is_dead() || life.store_breaks() != breaks) && !arrives {
                 return pending().await;
             }
             let done = work.await;
@@ -69,7 +76,13 @@ impl Link {
             travel(&life, back).await;
             if life.is_dead() { pending().await } else { done }
         });
-        carried.await.expect("a store does not panic")
+        tokio::select! {
+            biased;
+            done = carried => done.expect("a store does not panic"),
+            () = self.life.store_broke(breaks) => {
+                Err(Error::indeterminate(ErrorKind::Unavailable, "its connection broke"))
+            }
+        }
     }
 
     fn journey(&self) -> (Duration, Duration, bool) {

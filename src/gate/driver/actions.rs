@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use self::doubts::Doubts;
 use crate::gate::answer::Client;
 use crate::gate::claim::attempt;
 use crate::gate::claim::attempt::Attempted;
@@ -24,6 +25,7 @@ use crate::idempotency::record::{AttemptToken, RecordId, State, Version};
 use crate::store::{Claim, Error, NewRecord, RecordEntry, Settled, Settlement};
 use crate::telemetry::notes::Notes;
 
+mod doubts;
 mod following;
 mod permitting;
 mod records;
@@ -89,6 +91,7 @@ pub(super) struct ActionExecutor {
     settled: Option<Settled>,
     /// The error of the last claim that failed.
     error: Option<Error>,
+    doubts: Doubts,
     is_told_of_shutdown: bool,
     /// A shutdown waits for it.
     _going: Arc<watch::Receiver<()>>,
@@ -119,6 +122,7 @@ impl ActionExecutor {
             attempted: None,
             settled: None,
             error: None,
+            doubts: Doubts::default(),
             is_told_of_shutdown: false,
         }
     }
@@ -279,6 +283,10 @@ impl ActionExecutor {
         Ok(None)
     }
 
+    pub(super) fn end(self) {
+        self.doubts.clear_up(&self.shared.store, self.id);
+    }
+
     /// Logs that the request cannot go on. Its client gets `outcome-unknown`, and so does a retry once the lease of the claim
     /// has passed.
     pub(super) fn give_up(self, Missing(what): &Missing) {
@@ -394,18 +402,12 @@ impl ActionExecutor {
             }
             Finished::Settled(Ok(settled)) => {
                 self.answered("settle", failures);
-                if let Some(attempted) = &mut self.attempted {
-                    attempted.record = None;
-                }
                 let settled = self.held_before(settled);
                 let settlement = match &settled {
                     Settled::Done { .. } => SettleResult::Done,
                     Settled::NotCurrent { record } => self.superseded(record.as_ref()),
                 };
-                if self.attempted.is_none() {
-                    // The next claim is another attempt's: a withdrawal of this one that comes late must not meet it.
-                    self.fresh = None;
-                }
+                self.note_settled(settlement);
                 self.settled = Some(settled);
                 Event::Settled(settlement)
             }

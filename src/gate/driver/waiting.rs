@@ -26,8 +26,10 @@ use crate::idempotency::recovery::{Probe, ProbePath, Recovery};
 use crate::route::{Pattern, Route, Router};
 use crate::store::memory::Memory;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
-use crate::store::{Filter, RecordEntry, Settled, Settlement, Store};
+use crate::store::{Filter, Store};
 use crate::telemetry::metrics::Metrics;
+
+mod late;
 
 const WAIT: Duration = Duration::from_secs(20);
 /// The longest time between two looks at a record of another process.
@@ -317,28 +319,6 @@ async fn a_purge_lets_the_client_try_again() {
     assert!(pair.store.remove(page.records[0].id, page.records[0].record.attempt).await.unwrap());
     check(&waiter.await.unwrap(), "409", "in-flight", Some("1"));
     assert_eq!(pair.runs(), 1);
-}
-
-/// A database may carry out a withdrawal a second time, long after it seemed lost. It must not take the record of what runs.
-#[tokio::test(start_paused = true)]
-async fn a_claim_after_a_withdrawal_is_another_attempts() {
-    let pair = pair(Policy::default());
-    pair.store.script_for(Operation::Claim, [Fault::LoseAnswer, Fault::Delay(Duration::from_millis(500))]);
-    let client = post(&pair.first);
-    sleep(Duration::from_millis(200)).await;
-    let page = pair.store.list(Filter::default(), None, 1).await.unwrap();
-    let RecordEntry { id, record, .. } = &page.records[0];
-    // As where its lease has passed.
-    let held = pair.store.settle(*id, record.attempt, Settlement::Hold { cause: Bytes::new() }).await.unwrap();
-    assert!(matches!(held, Settled::Done { .. }), "{held:?}");
-    while pair.runs() == 0 {
-        sleep(Duration::from_millis(1)).await;
-    }
-    let late = pair.store.settle(*id, record.attempt, Settlement::Release).await.unwrap();
-    assert!(matches!(late, Settled::NotCurrent { .. }), "{late:?}");
-    pair.answer(OK);
-    check(&client.await.unwrap(), "200", "executed", None);
-    check(&post(&pair.other).await.unwrap(), "200", "replayed", None);
 }
 
 /// One of them looks, and tells the others.

@@ -12,13 +12,13 @@ use tokio_postgres::types::{ToSql, Type};
 use super::connect::Connector;
 use super::deliveries::{self, IdHolder};
 use super::error::{self, OpenError};
-use super::session::{CallError, Query, STATEMENT_TIMEOUT, Session};
+use super::session::{CallError, Query, Session};
 use super::{row, write_check};
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 use crate::store::batcher::{Backend, Failure, Operation, Replies};
 use crate::store::deliveries::NewDelivery;
 use crate::store::lifecycle::{self, CurrentRecord, Transition};
-use crate::store::{Claim, Error, ErrorKind, Expiry, LeaseRenewal, NewRecord, Settled, Settlement};
+use crate::store::{CLAIM_EXPIRY, Claim, Error, ErrorKind, Expiry, LeaseRenewal, NewRecord, Settled, Settlement};
 
 /// How many bytes one statement carries, give or take one operation.
 const MAX_BATCH_BYTES: usize = 2 << 20;
@@ -237,7 +237,7 @@ async fn claim(
     let unknown_ttls: Vec<i64> = claims.iter().map(|(_, fresh)| row::span(fresh.unknown_ttl)).collect();
     let origins: Vec<i64> = claims.iter().map(|(_, fresh)| fresh.origin.0).collect();
     let heads: Vec<&[u8]> = claims.iter().map(|(_, fresh)| &fresh.head[..]).collect();
-    let latest = session.clock.after(STATEMENT_TIMEOUT);
+    let latest = session.clock.after(CLAIM_EXPIRY);
     let values: [&(dyn ToSql + Sync); 8] = [&ids, &attempts, &leases, &ttls, &unknown_ttls, &origins, &heads, &latest];
     let asked = Instant::now();
     let rows = session.write(&CLAIM, &values, 0).await?;

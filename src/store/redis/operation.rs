@@ -9,12 +9,12 @@ use tokio::time::Instant;
 use super::keys::{self, Partition};
 use super::record::{self, Unreadable, millis, span};
 use super::script_client::ScriptClient;
-use super::{COMMAND_TIMEOUT, error, unexpected_reply};
+use super::{error, unexpected_reply};
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp, Version};
 use crate::store::batcher::{self, Backend, Failure, Replies};
 use crate::store::lifecycle::{self, CurrentRecord, Transition};
 use crate::store::server_clock::ServerClock;
-use crate::store::{Claim, Error, Expiry, LeaseRenewal, NewRecord, Settled, Settlement};
+use crate::store::{CLAIM_EXPIRY, Claim, Error, Expiry, LeaseRenewal, NewRecord, Settled, Settlement};
 
 /// An operation of the batcher.
 pub(super) enum Operation {
@@ -187,7 +187,7 @@ impl ScriptCall {
         let mut command = script.call(2 * self.places.len());
         operations.clone().filter_map(Operation::record).for_each(|id| add_keys(&mut command, id));
         if self.kind == Some(Kind::Claim) {
-            command.arg(client.clock(self.partition).after(COMMAND_TIMEOUT));
+            command.arg(client.clock(self.partition).after(CLAIM_EXPIRY));
         }
         for operation in operations {
             match operation {
@@ -405,7 +405,7 @@ mod tests {
         let mut replies: Replies<Operation> = vec![Some(Err(unexpected_reply(Unreadable)))];
         call.read(&[&claim], Ok(Value::Array(vec![Value::Int(70_000)])), &clock, Instant::now(), &mut replies);
         assert!(replies[0].is_none());
-        assert!((75_000..80_000).contains(&clock.after(COMMAND_TIMEOUT)), "by the time that this told");
+        assert!((75_000..80_000).contains(&clock.after(CLAIM_EXPIRY)), "by the time that this told");
     }
 
     #[test]

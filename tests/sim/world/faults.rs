@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::http::server::stopped;
+use oncegate::store::Store as _;
 use oncegate::store::deliveries::{self, Deliveries};
 use oncegate::store::unreliable::{Rates, Side};
 use tokio::task::JoinSet;
@@ -136,7 +137,12 @@ impl World {
             }
             Wound::StoreStalled => {
                 life.stall_store(true);
-                sleep(time * 2).await;
+                sleep(time).await;
+                // A gate that remembers for as long as records live has its store in its process.
+                if self.setup.max_age.is_some() && time.as_millis().is_multiple_of(2) {
+                    life.break_store();
+                }
+                sleep(time).await;
                 life.stall_store(false);
             }
             Wound::StoreLossy => {
@@ -195,7 +201,7 @@ impl World {
                 };
                 if label.route != ACCEPT || forgets.await.is_ok() {
                     // Whether it was done, the records tell.
-                    if let Ok(Some(found)) = store.get(id_of(label)).await {
+                    if let Some(found) = self.shelf.memory.get(id_of(label)).await.unwrap() {
                         drop(store.remove(found.id, found.record.attempt).await);
                     }
                 }
