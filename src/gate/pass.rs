@@ -64,12 +64,12 @@ pub(super) struct ForwardOptions<'a> {
 impl<'a> ForwardOptions<'a> {
     /// For a request of this route that is not protected: the route protects nothing, or found no key.
     pub(super) fn of(gate: &'a Gate, state: &'a RouteState, route: &'a Route, head: &Head) -> Self {
-        let ignored = match route.policy.mode {
-            Mode::Pass | Mode::Observe => None,
-            Mode::Protect | Mode::Accept => IgnoredKey::of(gate, state, head),
+        let (ignored, kept) = match route.policy.mode {
+            Mode::Pass | Mode::Observe => (None, &[][..]),
+            Mode::Protect | Mode::Accept => (IgnoredKey::of(gate, state, head), &state.kept[..]),
         };
         Self {
-            kept: &[],
+            kept,
             key: None,
             dropped: &[],
             scope: Some(&route.policy.scope),

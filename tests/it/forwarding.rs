@@ -457,8 +457,9 @@ fn no_header_passes_for_another_by_an_underscore() {
             .header("X.Forwarded.Host", "evil.example")
             .header("X_Request_Id", "7")
             .header("X-Tenant", "a")
+            .header("X_Tenant", "b")
             .body("{}");
-        let request = if key { request.header("X_Tenant", "b").key("k") } else { request };
+        let request = if key { request.key("k") } else { request };
         assert_eq!(request.send(&gate).status, 200);
         let names = names(&upstream.last());
         let odd: Vec<_> = names.iter().filter(|name| name.contains(['_', '.'])).collect();
@@ -470,14 +471,14 @@ fn no_header_passes_for_another_by_an_underscore() {
 #[test]
 fn connection_cannot_strip_what_the_gate_says_either() {
     let upstream = upstream();
-    let gate = Gate::before(&upstream).start();
+    let gate = Gate::before(&upstream).defaults("scope = [\"header:X-Tenant\"]").start();
     let names =
-        ["X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host", "Via", "traceparent", "Content-Type", "Cookie"];
+        ["X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host", "Via", "traceparent", "Content-Type", "X-Tenant"];
     for key in [true, false] {
         let request = Request::post("/x")
             .header("Connection", names.join(", "))
             .header("Via", "1.1 before")
-            .header("Cookie", "a=1")
+            .header("X-Tenant", "a")
             .header("Content-Type", "text/plain")
             .body("{}");
         let request = if key { request.key("k") } else { request };
