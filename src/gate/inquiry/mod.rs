@@ -4,7 +4,7 @@ pub(super) mod probe;
 pub(super) mod reauthorize;
 pub(super) mod reconcile;
 
-use http::header::{EXPECT, HOST, RANGE};
+use http::header::{EXPECT, HOST, RANGE, TRAILER};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use sha2::{Digest as _, Sha256};
 use tokio::time::timeout;
@@ -65,7 +65,7 @@ impl<'a> Question<'a> {
             let text = name.as_str();
             text.starts_with("content-")
                 || text.starts_with("if-")
-                || [EXPECT, RANGE].contains(name)
+                || [EXPECT, RANGE, TRAILER].contains(name)
                 || OF_METHOD.contains(&text)
                 || text == "digest"
                 || text == "repr-digest"
