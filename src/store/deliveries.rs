@@ -338,6 +338,15 @@ impl Delivery {
         matches!(self.state, DeliveryState::Dead { .. })
     }
 
+    /// How long it waits from `now` on; no time where it is due or was given up.
+    #[must_use]
+    pub fn due_in(&self, now: Timestamp) -> Duration {
+        match self.state {
+            DeliveryState::Queued { due } => due.since(now),
+            DeliveryState::Dead { .. } => Duration::ZERO,
+        }
+    }
+
     /// The record that stands for it where none has been claimed yet: in flight, or unknown until a dead one expires.
     #[must_use]
     pub fn as_listed(self, now: Timestamp) -> RecordEntry {

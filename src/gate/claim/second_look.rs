@@ -22,6 +22,8 @@ pub(in crate::gate) struct SecondLook {
     others: Vec<RecordId>,
     /// Deliveries may stand there as well.
     accepts: bool,
+    /// Its own id, where another request with its key may wait for its delivery.
+    queued: Option<RecordId>,
     delivery: Option<TakenDelivery>,
 }
 
@@ -42,6 +44,7 @@ impl ProtectedRequest {
             is_former: self.made_by > 0 && self.kept.is_none(),
             others: self.other_ids(),
             accepts: self.policy().accepts(),
+            queued: (self.kept.is_none() && self.may_have_delivery()).then_some(self.id),
             delivery: self.kept.as_ref().map(taken),
         }
     }
@@ -50,7 +53,7 @@ impl ProtectedRequest {
 impl SecondLook {
     /// Finds nothing to look at.
     pub(in crate::gate) fn nothing() -> Self {
-        Self { is_former: false, others: Vec::new(), accepts: false, delivery: None }
+        Self { is_former: false, others: Vec::new(), accepts: false, queued: None, delivery: None }
     }
 
     /// Why a request whose claim stands may not run. Where the store does not say, it may not.
@@ -78,6 +81,7 @@ impl SecondLook {
         let look = async {
             Ok::<_, Error>(
                 self.stands_under_other_id(store).await?
+                    || self.is_queued(store).await?
                     || match delivery {
                         Some(taken) => taken.is_gone(store).await?,
                         None => false,
@@ -90,6 +94,14 @@ impl SecondLook {
                 tracing::debug!(%error, "the store does not say whether a claim may run");
                 Some(not_said())
             }
+        }
+    }
+
+    /// Whether a request with its key was accepted. It may be another one, and is delivered.
+    async fn is_queued(&self, store: &dyn Store) -> Result<bool, Error> {
+        match self.queued {
+            Some(id) => Ok(deliveries::of(store)?.delivery(id).await?.is_some()),
+            None => Ok(false),
         }
     }
 
@@ -119,8 +131,8 @@ impl TakenDelivery {
     }
 }
 
-/// A request with the same key may have come first, under an id that was made with another secret; or another gate has
-/// delivered this one.
+/// A request with the same key may have come first: under an id that was made with another secret, or to be delivered later; or
+/// another gate has delivered this one.
 pub(in crate::gate) fn other_id_first() -> Problem {
     let detail = "another request with this key may have come first; nothing was sent; send this one again";
     Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON)
@@ -148,7 +160,7 @@ mod tests {
 
     fn look(others: &[RecordId], token: u8) -> SecondLook {
         let delivery = TakenDelivery { id: OWN, token: AttemptToken([token; 16]), at: Timestamp(5_000) };
-        SecondLook { is_former: false, others: others.to_vec(), accepts: true, delivery: Some(delivery) }
+        SecondLook { is_former: false, others: others.to_vec(), accepts: true, queued: None, delivery: Some(delivery) }
     }
 
     fn fresh() -> NewRecord {
@@ -198,6 +210,17 @@ mod tests {
         accept(&store, OWN, 1).await;
         assert!(!look(&[], 1).forbids_claim(&store, Timestamp(60_000)).await);
         assert!(look(&[], 3).forbids_claim(&store, Timestamp(60_000)).await, "the request was accepted anew");
+    }
+
+    /// It was accepted when this one had looked for it and had not claimed the key.
+    #[tokio::test]
+    async fn a_claim_beside_an_accepted_request_does_not_run() {
+        let store = Memory::new();
+        let looked = SecondLook { queued: Some(OWN), delivery: None, ..look(&[], 1) };
+        assert!(!looked.forbids_claim(&store, Timestamp(60_000)).await);
+        accept(&store, OWN, 1).await;
+        assert!(looked.forbids_claim(&store, Timestamp(60_000)).await);
+        assert!(looked.bars_supersede(&store, &Ok(true)).await.is_some());
     }
 
     #[tokio::test]

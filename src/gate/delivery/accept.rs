@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -36,6 +37,7 @@ use crate::route::Route;
 use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, Taken};
 use crate::store::{Error, RecordEntry, Store};
 use crate::telemetry::outcome::{Code, Outcome};
+use crate::telemetry::wall_clock;
 
 /// The state of a request that was given up.
 const DEAD: &str = "dead";
@@ -45,6 +47,15 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 /// For how long, and after what pause, the store is asked again that did not say whether it keeps a request. A reload waits for that.
 const DOUBT: Duration = Duration::from_secs(2);
 const DOUBT_PAUSE: Duration = Duration::from_millis(200);
+
+/// What to do with a request whose key the store knows, where there is no reply.
+enum Instead {
+    /// The store knows something else by now.
+    LookAgain,
+    /// It is run as one that is not accepted: the record is of an attempt for a client that waited, and the policy has it tried again or
+    /// asked about.
+    Run,
+}
 
 /// What the store knows of a request that may be accepted.
 enum Known {
@@ -63,9 +74,9 @@ impl ProtectedRequest {
         let policy = self.policy();
         let prefers = || policy.r#async == Async::Allow && prefer::respond_async(&self.head.headers);
         if policy.mode == Mode::Accept || prefers() {
-            return Some(self.accept().await);
+            return self.accept().await;
         }
-        if !policy.accepts() {
+        if !self.may_have_delivery() {
             return None;
         }
         // Where the store does not say, it is asked for a claim next. A delivery that is not seen here finds that claim.
@@ -77,23 +88,30 @@ impl ProtectedRequest {
             }
         };
         match timeout(self.gate.settings.settle_timeout, looking).await {
-            Ok(Ok(Some(known))) => self.reply_to(known).await,
+            Ok(Ok(Some(known))) => self.reply_to(known).await.ok(),
             _ => None,
         }
     }
 
-    async fn accept(&self) -> Reply {
+    /// Whether a request with its key may wait for its delivery.
+    pub(in crate::gate) fn may_have_delivery(&self) -> bool {
+        self.policy().accepts() || self.state.has_deliveries.load(Ordering::Relaxed)
+    }
+
+    async fn accept(&self) -> Option<Reply> {
         for _ in 0..3 {
             let known = match timeout(self.gate.settings.settle_timeout, self.keep_or_find()).await {
                 Ok(Ok(known)) => known,
-                Ok(Err(problem)) => return self.problem(problem),
-                Err(_) => return self.problem(unkept()),
+                Ok(Err(problem)) => return Some(self.problem(problem)),
+                Err(_) => return Some(self.problem(unkept())),
             };
-            if let Some(reply) = self.reply_to(known).await {
-                return reply;
+            match self.reply_to(known).await {
+                Ok(reply) => return Some(reply),
+                Err(Instead::LookAgain) => {}
+                Err(Instead::Run) => return None,
             }
         }
-        self.nothing_left()
+        Some(self.nothing_left())
     }
 
     /// Keeps it, if it may run, unless there is something of its key already.
@@ -200,20 +218,21 @@ impl ProtectedRequest {
         }
     }
 
-    /// The reply; nothing where the store knows something else by now.
-    async fn reply_to(&self, known: Known) -> Option<Reply> {
-        Some(match known {
-            Known::Accepted => self.accepted_reply("queued"),
+    async fn reply_to(&self, known: Known) -> Result<Reply, Instead> {
+        Ok(match known {
+            Known::Accepted => self.accepted_reply("queued", Duration::ZERO),
             Known::Queued(delivery) => match self.is_retry_of(&delivery.head).await {
-                Ok(None) => self.accepted_reply(if delivery.is_dead() { DEAD } else { "queued" }),
+                Ok(None) => {
+                    self.accepted_reply(if delivery.is_dead() { DEAD } else { "queued" }, delivery.due_in(wall_clock()))
+                }
                 Ok(Some(decision)) => self.reply(decision, None),
                 Err(problem) => self.problem(problem),
             },
             Known::Recorded(record, now) => match self.decide(&record, now).await {
                 Ok(decision @ Decision::InFlight(_)) => match self.is_queued().await {
-                    Ok(true) => self.accepted_reply("in-flight"),
+                    Ok(true) => self.accepted_reply("in-flight", Duration::ZERO),
                     // Its delivery may have ended since the record was read.
-                    Ok(false) if self.is_gone(&record).await => return None,
+                    Ok(false) if self.is_gone(&record).await => return Err(Instead::LookAgain),
                     // This attempt is a client's own. If it is released, nothing delivers the request.
                     Ok(false) => self.reply(decision, Some(record.until)),
                     Err(problem) => self.problem(problem),
@@ -245,21 +264,25 @@ impl ProtectedRequest {
         }
     }
 
-    /// The reply where the outcome is unknown and the route asks the upstream or makes another attempt, which is for its delivery to
-    /// do: if it is gone, or was given up, there is none.
-    async fn tried_again(&self, record: &Record) -> Option<Reply> {
+    /// Where the outcome is unknown and the route asks the upstream or makes another attempt. That is for its delivery to do: if it is
+    /// gone, or was given up, there is none.
+    async fn tried_again(&self, record: &Record) -> Result<Reply, Instead> {
         let store = &*self.gate.shared.store;
+        let is_accepted = codec::Head::decode(&record.head).is_ok_and(|head| head.details().is_accepted);
         let finding = async {
             let delivery = deliveries::of(store)?.delivery(self.id).await?;
             Ok((delivery, store.get(self.id).await?))
         };
-        Some(match timeout(self.gate.settings.settle_timeout, finding).await {
-            Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => self.accepted_reply("queued"),
+        Ok(match timeout(self.gate.settings.settle_timeout, finding).await {
+            Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => {
+                self.accepted_reply("queued", delivery.due_in(wall_clock()))
+            }
+            Ok(Ok((None, _))) if !is_accepted => return Err(Instead::Run),
             Ok(Ok((_, Some(RecordEntry { record: same, .. })))) if same.version() == record.version() => {
                 self.permitted_reply(Decision::Unknown, Some(record.until)).await
             }
             // The other attempt has just ended, or the record has expired.
-            Ok(Ok(_)) => return None,
+            Ok(Ok(_)) => return Err(Instead::LookAgain),
             Ok(Err(error)) => self.problem(self.not_accepted(&error)),
             Err(_) => self.problem(unkept()),
         })
@@ -272,13 +295,14 @@ impl ProtectedRequest {
         Ok(difference(is_same, head.proof.as_ref(), self.proof.as_ref()))
     }
 
-    fn accepted_reply(&self, state: &'static str) -> Reply {
+    /// 202. Its next attempt begins after this time at the earliest.
+    fn accepted_reply(&self, state: &'static str, due_in: Duration) -> Reply {
         let location = request_status::path_of(self.id);
         let document = json!({ "id": self.id.to_string(), "state": state, "status": location });
         let mut response = Response::new(Body::full(document.to_string().into()));
         *response.status_mut() = StatusCode::ACCEPTED;
         let headers = response.headers_mut();
-        let wait = self.state.estimator.remaining(Duration::ZERO, self.timeout());
+        let wait = self.state.estimator.remaining(Duration::ZERO, self.timeout()).max(due_in);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         // What is given up stays so: nothing is to be waited for.

@@ -31,6 +31,9 @@ use crate::store::{Counting, Error, Origin, OriginId};
 /// For how long no gate takes a delivery again. It is prolonged while the attempt lasts.
 const HOLD: Duration = Duration::from_secs(10);
 
+/// How long after `give_up_after` a delivery is tried at the latest. The last attempt is due when that is over.
+const GRACE: Duration = Duration::from_secs(10);
+
 /// How often to look for what is due, where nothing says that something is.
 const POLL: Duration = Duration::from_millis(500);
 
@@ -103,6 +106,10 @@ pub async fn deliver_accepted(
     let mut tasks = JoinSet::new();
     let (mut left_over, mut looks) = (Vec::new(), Counting::at_least(LEFT_OVER));
     let mut stranded = HashSet::new();
+    if current().shared.store.deliveries().is_some() {
+        // Until the first look.
+        current().note_deliveries(|_| true);
+    }
     loop {
         let gate = current();
         if gate.shared.store.deliveries().is_none() {
@@ -110,6 +117,7 @@ pub async fn deliver_accepted(
         }
         if let Some(found) = looks.unless_too_soon(gate.routes_with_deliveries()).await {
             gate.warn_of_stranded(&found, &mut stranded);
+            gate.note_deliveries(|own| found.iter().any(|origin| origin.id() == own));
             left_over = found;
         }
         while tasks.try_join_next().is_some() {}
@@ -236,6 +244,14 @@ impl Gate {
         Some(own.filter(|origin| origin.service == self.settings.service).collect())
     }
 
+    /// Notes which routes may have deliveries: those that accept requests, and these.
+    pub(in crate::gate) fn note_deliveries(&self, is_one: impl Fn(OriginId) -> bool) {
+        for route in self.router.routes() {
+            let state = &self.states[&route.name];
+            state.has_deliveries.store(route.policy.accepts() || is_one(state.origin), Ordering::Relaxed);
+        }
+    }
+
     /// Logs which routes have deliveries that this gate does not deliver: once for each, until it does.
     fn warn_of_stranded(&self, with_deliveries: &[Origin], known: &mut HashSet<OriginId>) {
         let delivers = |origin: OriginId| {
@@ -269,15 +285,11 @@ impl Gate {
         let disposition = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
             Ok(request) => match request.comes_before().await {
                 // An attempt in flight may yet be released. The claim finds out.
-                Ok(None | Some(IdHolder::Record(State::InFlight))) => {
-                    let age = taken.now.since(taken.delivery.queued_at);
-                    let trying = self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age });
-                    tokio::select! {
-                        biased;
-                        disposition = trying => disposition,
-                        never = self.prolong(held) => match never {},
-                    }
-                }
+                Ok(None | Some(IdHolder::Record(State::InFlight))) => tokio::select! {
+                    biased;
+                    disposition = self.try_in_time(request, &taken, &route.policy.deliver) => disposition,
+                    never = self.prolong(held) => match never {},
+                },
                 Ok(Some(IdHolder::Record(State::Unknown))) => Ok(Disposition::outcome_unknown()),
                 Ok(Some(IdHolder::Record(State::Completed) | IdHolder::Delivery)) => Ok(Disposition::Done),
                 Err(error) => Err(error),
@@ -303,6 +315,23 @@ impl Gate {
         }
         drop(running);
         drop(going);
+    }
+
+    /// Tries a delivery, unless its time is over: it may have waited for its upstream, or for an operator. Where it has a record, an
+    /// attempt was made in time, and the claim finds out what became of it.
+    async fn try_in_time(
+        self: &Arc<Self>,
+        request: ProtectedRequest,
+        taken: &Taken,
+        policy: &Deliver,
+    ) -> Result<Disposition, Error> {
+        let Delivery { id, attempts, queued_at, .. } = taken.delivery;
+        let age = taken.now.since(queued_at);
+        if age > policy.give_up_after.saturating_add(GRACE) && self.shared.store.get(id).await?.is_none() {
+            let note = "deliver.give_up_after is over".to_owned();
+            return Ok(Disposition::GiveUp { is_attempt: false, note });
+        }
+        self.try_unattended(request, Tries { attempts, age }).await
     }
 
     /// Prolongs a hold again and again. Where that fails, another gate may take the delivery: it finds the claim of the attempt.

@@ -23,7 +23,7 @@ use crate::telemetry::outcome::{Code, Outcome};
 /// How long a request waits that could not be run now, where nothing says how long.
 const DEFAULT_WAIT: Duration = Duration::from_millis(500);
 
-/// How long a request waits whose record says that it runs.
+/// How long a request waits that runs, or whose end the gate records.
 const RUNNING: Duration = Duration::from_secs(10);
 
 /// What becomes of a request.
@@ -115,6 +115,8 @@ impl Gate {
         match reply.outcome {
             Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Disposition::Done),
             Outcome::Problem(Code::ResponseNotStored) => return Ok(Disposition::Done),
+            // The gate has its answer, and goes on recording it. Until then, the record may be unknown, since its lease is past.
+            Outcome::Unrecorded => return Ok(Disposition::Wait(RUNNING)),
             Outcome::Released => return again(format!("{word}: {}", reply.response.status().as_u16())),
             Outcome::Problem(Code::KeyReused | Code::CallerDiffers | Code::RequestExpired) => {
                 return Ok(Disposition::GiveUp { is_attempt: false, note: word.to_owned() });
@@ -195,8 +197,9 @@ fn again(deliver: &Deliver, tries: Tries, asked: Option<Duration>, note: String)
 /// How long an upstream wants to be left alone (RFC 9110, 10.2.3): seconds, or a date.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse() {
-        return Some(Duration::from_secs(seconds));
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        // More than fits is very long as well.
+        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
     let date = httpdate::parse_http_date(text).ok()?;
     Some(date.duration_since(std::time::SystemTime::now()).unwrap_or_default())
@@ -216,6 +219,31 @@ mod tests {
     use crate::idempotency::record::{AttemptToken, RequestId};
     use crate::idempotency::recovery::{Probe, ProbePath};
     use crate::store::{NewRecord, OriginId, Settlement};
+
+    /// The store was away when the attempt ended. It came back, and the lease of the record was past.
+    #[tokio::test]
+    async fn what_the_gate_records_yet_is_not_given_up_as_unknown() {
+        let (gate, id, attempt) = (gate_of(Vec::new()), RecordId([1; 32]), AttemptToken([1; 16]));
+        let (minute, head) = (Duration::from_secs(60), Bytes::new());
+        let fresh = NewRecord { attempt, origin: OriginId(1), lease: minute, ttl: minute, unknown_ttl: minute, head };
+        gate.shared.store.claim(id, fresh).await.unwrap();
+        gate.shared.store.settle(id, attempt, Settlement::Hold { cause: Bytes::new() }).await.unwrap();
+        let tries = Tries { attempts: 0, age: Duration::ZERO };
+        for is_accepted in [true, false] {
+            let reply = Reply::new(Outcome::Unrecorded, Response::new(Body::empty()));
+            let disposition = gate.disposition((id, is_accepted), reply, tries, &Policy::default()).await.unwrap();
+            assert_eq!(disposition, Disposition::Wait(RUNNING));
+        }
+    }
+
+    #[test]
+    fn a_retry_after_that_no_number_holds_is_very_long() {
+        let of = |value: &'static str| {
+            retry_after(&HeaderMap::from_iter([(RETRY_AFTER, http::HeaderValue::from_static(value))]))
+        };
+        assert_eq!(of("99999999999999999999999999"), Some(Duration::from_secs(u64::MAX)));
+        assert_eq!((of("3"), of("+5"), of("-1"), of("")), (Some(Duration::from_secs(3)), None, None, None));
+    }
 
     #[tokio::test]
     async fn a_record_that_is_purged_ends_nothing_that_was_accepted_since() {

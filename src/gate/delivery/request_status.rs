@@ -29,6 +29,7 @@ use crate::store::{Error, Origin, RecordEntry};
 use crate::telemetry::deliveries::{ended_attempts, note_of};
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::rfc3339;
+use crate::telemetry::wall_clock;
 
 const PATH: &str = "/.well-known/oncegate/requests/";
 
@@ -63,6 +64,26 @@ impl Found {
         codec::Head::decode(self.delivery.as_ref().map(|delivery| &delivery.head).or_else(of_record)?).ok()
     }
 
+    /// The record, if it is of this request. A request that was accepted while another with its key ran has none: the caller of one
+    /// is not to see what became of the other.
+    fn record(&self) -> Option<&(Record, Timestamp)> {
+        let found = self.record.as_ref()?;
+        let Some(delivery) = &self.delivery else { return Some(found) };
+        let heads = codec::Head::decode(&found.0.head)
+            .and_then(|of_record| Ok((of_record, codec::Head::decode(&delivery.head)?)));
+        heads
+            .is_ok_and(|(one, other)| one.fingerprint == other.fingerprint && one.proof == other.proof)
+            .then_some(found)
+    }
+
+    /// How many attempts have ended.
+    fn attempts(&self, delivery: &Delivery) -> u32 {
+        // The record has its end before the delivery is gone, or is given up.
+        let is_counted_yet =
+            self.record().is_none_or(|(record, _)| record.state == State::InFlight) || delivery.is_dead();
+        ended_attempts(delivery) + u32::from(!is_counted_yet)
+    }
+
     /// Whether it was accepted, whatever its route does by now.
     fn is_accepted(&self) -> bool {
         self.delivery.is_some() || self.head().is_some_and(|head| head.details().is_accepted)
@@ -75,6 +96,18 @@ struct StatusRequest<'a> {
     head: Head,
     id: RecordId,
     found: Found,
+}
+
+/// The reason why a request for a status is refused. Only who may know the route gets its documentation.
+struct Refused<'a> {
+    problem: Problem,
+    docs: Option<&'a str>,
+}
+
+impl From<Problem> for Refused<'_> {
+    fn from(problem: Problem) -> Self {
+        Self { problem, docs: None }
+    }
 }
 
 /// Where a request stands.
@@ -128,12 +161,15 @@ impl Gate {
             return takes_get_only();
         }
         let of_any = CrossOrigin::of_any(&self.router, request.headers());
-        let (origin, answered) = match self.status_request(request, peer, id).await {
-            Ok(asked) => (CrossOrigin::of(asked.route, &asked.head.headers), self.answer_to(&asked)),
+        let (origin, docs, answered) = match self.status_request(request, peer, id).await {
+            Ok(asked) => {
+                let origin = CrossOrigin::of(asked.route, &asked.head.headers);
+                (origin, asked.route.policy.docs.as_deref(), self.answer_to(&asked))
+            }
             // Whether there is a request of another caller, no header says.
-            Err(problem) => (of_any, Err(problem)),
+            Err(Refused { problem, docs }) => (of_any, docs, Err(problem)),
         };
-        let reply = answered.unwrap_or_else(|problem| Reply::problem(problem, None, id));
+        let reply = answered.unwrap_or_else(|problem| Reply::problem(problem, docs, id));
         let mut response = self.share(reply, origin).response;
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -149,9 +185,9 @@ impl Gate {
         request: Request<RequestBody>,
         peer: Peer,
         id: RequestId,
-    ) -> Result<StatusRequest<'_>, Problem> {
+    ) -> Result<StatusRequest<'_>, Refused<'_>> {
         let Some(_permit) = self.shared.usage.requests.acquire(1) else {
-            return Err(Problem::new(Code::Overloaded, TOO_MANY).retry_after(OVERLOADED_RETRY));
+            return Err(Problem::new(Code::Overloaded, TOO_MANY).retry_after(OVERLOADED_RETRY).into());
         };
         let (mut head, _) = Head::read(request, peer, &self.context, (id, None)).map_err(|refused| refused.problem)?;
         let record = record_at(head.uri.path()).ok_or_else(absent)?;
@@ -160,12 +196,15 @@ impl Gate {
         let route = self.router.routes().iter().find(|route| route.name == origin.route).ok_or_else(absent)?;
         // A record from before records said that they were accepted is one of a route that accepts requests.
         if !(route.policy.accepts() || found.is_accepted()) {
-            return Err(absent());
+            return Err(absent().into());
         }
         if route.policy.scope.has_jwt_claims() {
             self.verify(&mut head).await?;
         }
-        self.is_of_caller(route, &head, record, &found)?;
+        self.is_of_caller(route, &head, record, &found).map_err(|problem| {
+            let docs = (problem.code == Code::CallerDiffers).then_some(route.policy.docs.as_deref()).flatten();
+            Refused { problem, docs }
+        })?;
         Ok(StatusRequest { route, head, id: record, found })
     }
 
@@ -202,9 +241,7 @@ impl Gate {
         let mut document = json!({ "id": id.to_string(), "state": progress.as_str() });
         if let Some(delivery) = &found.delivery {
             document["accepted_at"] = rfc3339(delivery.accepted_at).into();
-            // The record of an unknown outcome is there before the delivery is given up.
-            let is_to_be_given_up = progress == DeliveryProgress::Unknown && !delivery.is_dead();
-            document["attempts"] = (ended_attempts(delivery) + u32::from(is_to_be_given_up)).into();
+            document["attempts"] = found.attempts(delivery).into();
             if let (DeliveryProgress::Queued, DeliveryState::Queued { due }) = (progress, delivery.state) {
                 document["next_attempt_at"] = rfc3339(due).into();
             }
@@ -212,7 +249,7 @@ impl Gate {
                 document["reason"] = note.into();
             }
         }
-        if let Some((record, _)) = found.record.as_ref().filter(|_| progress == DeliveryProgress::Completed) {
+        if let Some((record, _)) = found.record().filter(|_| progress == DeliveryProgress::Completed) {
             let answer = decide::answer(&route.policy, record).ok_or_else(away)?;
             // Who may have a recorded answer is asked about a retry.
             if wants_answer(head, &answer) && route.policy.reauthorize.is_none() {
@@ -221,17 +258,25 @@ impl Gate {
             document["status"] = answer.status.as_u16().into();
             document["expires_at"] = rfc3339(record.until).into();
         }
-        Ok(Reply::new(Outcome::Accepted, self.document(route, progress, &document)))
+        let due_in = found.delivery.as_ref().filter(|_| progress == DeliveryProgress::Queued);
+        let due_in = due_in.map_or(Duration::ZERO, |delivery| delivery.due_in(wall_clock()));
+        Ok(Reply::new(Outcome::Accepted, self.document(route, progress, due_in, &document)))
     }
 
-    fn document(&self, route: &Route, progress: DeliveryProgress, document: &Value) -> Response<Body> {
+    fn document(
+        &self,
+        route: &Route,
+        progress: DeliveryProgress,
+        due_in: Duration,
+        document: &Value,
+    ) -> Response<Body> {
         let mut response = Response::new(Body::full(document.to_string().into()));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(VARY, HeaderValue::from_name(ACCEPT));
         if matches!(progress, DeliveryProgress::Queued | DeliveryProgress::InFlight) {
             let wait = self.states[&route.name].estimator.remaining(Duration::ZERO, route.policy.deliver.timeout);
-            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait.max(SHORTEST_RETRY_AFTER))));
+            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait.max(due_in).max(SHORTEST_RETRY_AFTER))));
         }
         response
     }
@@ -260,7 +305,7 @@ fn progress(route: &Route, found: &Found) -> Option<DeliveryProgress> {
     let is_dead = found.delivery.as_ref().map(Delivery::is_dead);
     // An unknown outcome that is found out by another attempt, or by a question.
     let goes_on = is_dead == Some(false) && matches!(route.policy.recovery, Recovery::Retry | Recovery::Probe(_));
-    match &found.record {
+    match found.record() {
         Some((record, now)) => Some(match record.state {
             State::Completed => DeliveryProgress::Completed,
             State::InFlight if record.until > *now => DeliveryProgress::InFlight,

@@ -29,6 +29,7 @@ use crate::store::unreliable::{Fault, Operation, Unreliable};
 use crate::store::{Filter, Store};
 use crate::telemetry::metrics::Metrics;
 
+mod accepted;
 mod late;
 
 const WAIT: Duration = Duration::from_secs(20);
@@ -123,7 +124,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
     Gate::new(settings, Router::new(vec![route]).unwrap(), upstreams, store, usage, &metrics)
 }
 
-/// Sends the request, and gives all that comes back.
+/// Sends the request.
 fn post(gate: &Arc<Gate>) -> JoinHandle<String> {
     post_as("ann", gate)
 }
@@ -139,6 +140,16 @@ fn post_waiting(seconds: &str, gate: &Arc<Gate>) -> JoinHandle<String> {
 }
 
 fn post_with(headers: String, gate: &Arc<Gate>) -> JoinHandle<String> {
+    send(
+        format!(
+            "POST /x HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\n{headers}Connection: close\r\nContent-Length: 2\r\n\r\n{{}}"
+        ),
+        gate,
+    )
+}
+
+/// Sends this, and gives all that comes back.
+fn send(request: String, gate: &Arc<Gate>) -> JoinHandle<String> {
     let (mut client, stream) = duplex(64 * 1024);
     let (never, stop) = watch::channel(false);
     let current = server::ServerState::current(
@@ -150,9 +161,6 @@ fn post_with(headers: String, gate: &Arc<Gate>) -> JoinHandle<String> {
     tokio::spawn(server::connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stop));
     tokio::spawn(async move {
         let _never = never;
-        let request = format!(
-            "POST /x HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\n{headers}Connection: close\r\nContent-Length: 2\r\n\r\n{{}}"
-        );
         client.write_all(request.as_bytes()).await.unwrap();
         let mut response = String::new();
         client.read_to_string(&mut response).await.unwrap();

@@ -110,6 +110,9 @@ fn went_on(facts: &Facts<'_>, change: &Change, before: &Waiting, after: &Waiting
     }
 }
 
+/// How long after its time is over a request may still be tried.
+const GRACE: u64 = 10_000;
+
 /// A request is given up after so many attempts or so long a time, or where its outcome is unknown.
 fn given_up(facts: &Facts<'_>, change: &Change, before: &Waiting, after: &Waiting) -> Result<(), Fault> {
     let deliver = &facts.setup.policy(change.label).deliver;
@@ -123,7 +126,9 @@ fn given_up(facts: &Facts<'_>, change: &Change, before: &Waiting, after: &Waitin
             State::InFlight => record.is_past(change.at),
             State::Completed => false,
         };
-        records_since(facts, change, before).any(is_unknown)
+        // Or its time was over before it was tried.
+        let is_late = change.at > before.since + millis(deliver.give_up_after) + GRACE;
+        is_late || records_since(facts, change, before).any(is_unknown)
     };
     if by_rule { Ok(()) } else { Err((Invariant::GivenUpByRule, format!("{before:?} is given up: {after:?}"))) }
 }
