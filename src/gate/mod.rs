@@ -23,7 +23,6 @@ mod shared;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Request, Response};
@@ -164,8 +163,6 @@ struct RouteState {
     estimator: Arc<Estimator>,
     /// Notified when a delivery may be due.
     arrivals: Arc<Notify>,
-    /// Whether requests that it accepted may wait for their delivery. It may accept none any more.
-    has_deliveries: Arc<AtomicBool>,
     /// Whether its upstream can be reached, for what can wait.
     circuit: Arc<Circuit>,
     /// What the identities of its records are made by.
@@ -239,7 +236,6 @@ impl Gate {
                 metrics: metrics.route(name),
                 estimator: known.map(|known| Arc::clone(&known.estimator)).unwrap_or_default(),
                 arrivals: known.map(|known| Arc::clone(&known.arrivals)).unwrap_or_default(),
-                has_deliveries: known.map(|known| Arc::clone(&known.has_deliveries)).unwrap_or_default(),
                 circuit: route
                     .and_then(|route| upstreams.get(route.upstream))
                     .map_or_else(Arc::default, |upstream| shared.circuits.of(upstream.settings())),

@@ -1,5 +1,6 @@
 //! State that outlives a configuration: a gate shares it with its successors.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,28 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// The digest of the rules that a namespace's identities are made by.
 pub(super) type RulesDigest = [u8; 32];
 
+/// The namespaces in which accepted requests may wait for their delivery, besides those of routes that accept requests.
+#[derive(Default)]
+pub(super) enum QueuedNamespaces {
+    /// None: nothing is delivered.
+    #[default]
+    None,
+    /// The store was not asked yet.
+    Any,
+    /// By the last look at the store.
+    These(HashSet<Arc<str>>),
+}
+
+impl QueuedNamespaces {
+    pub(super) fn has(&self, namespace: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::Any => true,
+            Self::These(these) => these.contains(namespace),
+        }
+    }
+}
+
 /// The attempts of this process, and what all of its gates need for them.
 pub(super) struct Shared {
     pub(super) store: Arc<dyn Store>,
@@ -44,6 +67,8 @@ pub(super) struct Shared {
     pub(super) large_bodies: Semaphore,
     /// Which upstreams can be reached, for what can wait.
     pub(super) circuits: Circuits,
+    /// Where accepted requests may wait for their delivery.
+    pub(super) queued: ArcSwap<QueuedNamespaces>,
     /// Claims that the store was too slow for: while it hangs, as many as there are requests.
     pub(super) late_claims: LogThrottle,
     /// Claims of records that cannot be read: as many as there are retries.
@@ -82,6 +107,7 @@ impl Shared {
             drain: Drain::default(),
             questions: Questions::default(),
             circuits: Circuits::default(),
+            queued: ArcSwap::default(),
             large_bodies: Semaphore::new(LARGE_BODIES),
             late_claims: LogThrottle::every(MINUTE),
             unreadable: LogThrottle::every(MINUTE),

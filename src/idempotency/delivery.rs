@@ -130,7 +130,17 @@ pub fn met_by_delivery(record: &Record, accepted_at: Timestamp, now: Timestamp) 
     Record { until, ..record.clone() }
 }
 
+/// How long after `give_up_after` the last attempt of a delivery may begin.
+const GRACE: Duration = Duration::from_secs(10);
+
 impl Deliver {
+    /// Whether a request of this age is given up rather than tried. The last attempt is due when `give_up_after` is over, and may
+    /// begin ten seconds later.
+    #[must_use]
+    pub fn is_too_late(&self, age: Duration) -> bool {
+        age > self.give_up_after.saturating_add(GRACE)
+    }
+
     /// What becomes of a delivery after `attempts` that ended in a release, the last of them now, `age` after it was
     /// queued. `retry_after` is what the upstream asks for, and `random` any number, all of whose bits count.
     #[must_use]
@@ -163,6 +173,14 @@ mod tests {
 
     use super::*;
     use crate::idempotency::record::AttemptToken;
+
+    #[test]
+    fn the_last_attempt_may_begin_a_little_later_than_it_is_due() {
+        let deliver = Deliver { give_up_after: Duration::from_secs(100), ..Deliver::default() };
+        assert!(!deliver.is_too_late(Duration::from_secs(100)) && !deliver.is_too_late(Duration::from_secs(110)));
+        assert!(deliver.is_too_late(Duration::from_millis(110_001)));
+        assert!(!Deliver { give_up_after: Duration::MAX, ..deliver }.is_too_late(Duration::MAX));
+    }
 
     #[test]
     fn a_record_of_a_delivery_does_not_expire_before_it() {

@@ -389,6 +389,14 @@ pub(super) fn passed_over(id: Option<RecordId>, error: &dyn std::fmt::Display) {
     tracing::error!(record, %error, "an accepted request cannot be read, and is passed over: its row in the store is damaged; with order = \"scope\", those behind it wait until it is purged");
 }
 
+/// Whether a request waits for its delivery under an id.
+///
+/// # Errors
+/// Where the store does not say.
+pub async fn is_queued(store: &dyn Store, id: RecordId) -> Result<bool, Error> {
+    Ok(of(store)?.delivery(id).await?.is_some_and(|delivery| !delivery.is_dead()))
+}
+
 /// Removes the delivery whose attempt claimed a record. A delivery that was accepted after the claim belongs to a later request
 /// with the same key, and stays.
 ///

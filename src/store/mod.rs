@@ -51,7 +51,7 @@ use tokio::sync::broadcast;
 
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 
-/// For how long after it was sent a claim may be carried out. Whatever delivers it later, a store refuses it.
+/// How long after it was sent PostgreSQL and Redis still carry out a claim, by the server's clock as the gate last read it.
 pub const CLAIM_EXPIRY: Duration = Duration::from_secs(5);
 
 /// A store of records. All times are the store's own.
@@ -149,7 +149,8 @@ pub trait Store: Send + Sync + 'static {
     async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error>;
 
     /// Removes the record of an attempt, whatever its state. Returns whether it was there. The record of another attempt stays,
-    /// however late the store carries this out. Caches of all gates forget the record.
+    /// however late the store carries this out. A cache before the store forgets the record, and so do those of other gates, once they
+    /// hear of it.
     async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error>;
 
     /// How many records stand in each state, in the order of [`crate::idempotency::record::State::ALL`].

@@ -10,15 +10,15 @@ use async_trait::async_trait;
 use oncegate::idempotency::record::{AttemptToken, RecordId, Version};
 use oncegate::store::unreliable::Side;
 use oncegate::store::{
-    Chunk, Claim, Cursor, Deliveries, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled, Settlement, Store,
+    CLAIM_EXPIRY, Chunk, Claim, Cursor, Deliveries, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal,
+    NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled, Settlement, Store,
 };
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::dice::Dice;
 use crate::life::Life;
 
-/// How long after its connection broke a call arrives at the latest. A store refuses claims that come later.
+/// How much longer a call takes whose connection broke, at most.
 const LATEST: Duration = Duration::from_secs(2);
 
 /// A store as one gate reaches it.
@@ -111,7 +111,14 @@ impl Store for Link {
     }
 
     async fn claim(&self, id: RecordId, fresh: NewRecord) -> Result<Claim, Error> {
-        self.carry(|store| async move { store.claim(id, fresh).await }).await
+        let sent = Instant::now();
+        let claim = move |store: Arc<dyn Store>| async move {
+            if sent.elapsed() > CLAIM_EXPIRY {
+                return Err(Error::indeterminate(ErrorKind::Timeout, "the claim comes too late"));
+            }
+            store.claim(id, fresh).await
+        };
+        self.carry(claim).await
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: NewRecord) -> Result<bool, Error> {

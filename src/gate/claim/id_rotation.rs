@@ -57,7 +57,7 @@ impl ProtectedRequest {
             Some(place) => Some(place),
             // One time for all: while the store is away, the claim says so.
             None => {
-                let finding = find(store, &identities, self.policy().accepts());
+                let finding = find(store, &identities, self.may_have_delivery());
                 let found = timeout(self.gate.settings.settle_timeout, finding).await;
                 found.ok().and_then(Result::ok).flatten().map(|(place, _)| place)
             }

@@ -104,6 +104,11 @@ impl ProtectedRequest {
         }
     }
 
+    /// Whether a request with its key may wait for its delivery.
+    pub(in crate::gate) fn may_have_delivery(&self) -> bool {
+        self.policy().accepts() || self.gate.shared.queued.load().has(&self.route.namespace)
+    }
+
     pub(in crate::gate) fn policy(&self) -> &Policy {
         &self.route.policy
     }

@@ -21,8 +21,8 @@ pub(in crate::gate) struct SecondLook {
     /// Under which other ids the record of its key may stand.
     others: Vec<RecordId>,
     /// Deliveries may stand there as well.
-    accepts: bool,
-    /// Its own id, where another request with its key may wait for its delivery.
+    may_be_queued: bool,
+    /// The id under which to look for an accepted request with its key; none if this request is itself a delivery.
     queued: Option<RecordId>,
     delivery: Option<TakenDelivery>,
 }
@@ -43,7 +43,7 @@ impl ProtectedRequest {
         SecondLook {
             is_former: self.made_by > 0 && self.kept.is_none(),
             others: self.other_ids(),
-            accepts: self.policy().accepts(),
+            may_be_queued: self.may_have_delivery(),
             queued: (self.kept.is_none() && self.may_have_delivery()).then_some(self.id),
             delivery: self.kept.as_ref().map(taken),
         }
@@ -53,7 +53,7 @@ impl ProtectedRequest {
 impl SecondLook {
     /// Finds nothing to look at.
     pub(in crate::gate) fn nothing() -> Self {
-        Self { is_former: false, others: Vec::new(), accepts: false, queued: None, delivery: None }
+        Self { is_former: false, others: Vec::new(), may_be_queued: false, queued: None, delivery: None }
     }
 
     /// Why a request whose claim stands may not run. Where the store does not say, it may not.
@@ -97,10 +97,10 @@ impl SecondLook {
         }
     }
 
-    /// Whether a request with its key was accepted. It may be another one, and is delivered.
+    /// Whether an accepted request with its key waits for its delivery. It may be another one, and comes first.
     async fn is_queued(&self, store: &dyn Store) -> Result<bool, Error> {
         match self.queued {
-            Some(id) => Ok(deliveries::of(store)?.delivery(id).await?.is_some()),
+            Some(id) => deliveries::is_queued(store, id).await,
             None => Ok(false),
         }
     }
@@ -108,7 +108,7 @@ impl SecondLook {
     /// Whether something stands under another id of its key that comes before it.
     pub(in crate::gate) async fn stands_under_other_id(&self, store: &dyn Store) -> Result<bool, Error> {
         for id in &self.others {
-            let comes_first = match IdHolder::of(store, *id, self.accepts).await? {
+            let comes_first = match IdHolder::of(store, *id, self.may_be_queued).await? {
                 Some(IdHolder::Record(_)) => true,
                 // Of two deliveries, one must go on.
                 Some(IdHolder::Delivery) => self.delivery.is_none_or(|own| *id < own.id),
@@ -151,7 +151,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::store::deliveries::{Deliveries, Lane, NewDelivery};
+    use crate::store::deliveries::{Change, Deliveries, Lane, NewDelivery, Take};
     use crate::store::memory::Memory;
     use crate::store::unreliable::Unreliable;
     use crate::store::{NewRecord, OriginId};
@@ -160,7 +160,13 @@ mod tests {
 
     fn look(others: &[RecordId], token: u8) -> SecondLook {
         let delivery = TakenDelivery { id: OWN, token: AttemptToken([token; 16]), at: Timestamp(5_000) };
-        SecondLook { is_former: false, others: others.to_vec(), accepts: true, queued: None, delivery: Some(delivery) }
+        SecondLook {
+            is_former: false,
+            others: others.to_vec(),
+            may_be_queued: true,
+            queued: None,
+            delivery: Some(delivery),
+        }
     }
 
     fn fresh() -> NewRecord {
@@ -185,7 +191,7 @@ mod tests {
     #[tokio::test]
     async fn a_look_that_fails_is_no_other_request() {
         let store = Unreliable::new(Arc::new(Memory::new()));
-        let looked = SecondLook { delivery: None, accepts: false, ..look(&[RecordId([1; 32])], 1) };
+        let looked = SecondLook { delivery: None, may_be_queued: false, ..look(&[RecordId([1; 32])], 1) };
         let claimed = Ok(Claim::Inserted(Timestamp(60_000)));
         assert!(looked.bars_claim(&store, &claimed).await.is_none());
         store.set_away(true);
@@ -221,6 +227,12 @@ mod tests {
         accept(&store, OWN, 1).await;
         assert!(looked.forbids_claim(&store, Timestamp(60_000)).await);
         assert!(looked.bars_supersede(&store, &Ok(true)).await.is_some());
+        // One that was given up bars nothing.
+        let take = Take { origin: OriginId(0), limit: 1, max_bytes: 1, hold: FRESH, is_ordered: false };
+        let held = store.take_due(take).await.unwrap().taken[0].held();
+        let park = Change::Park { ttl: Duration::from_secs(3600), is_attempt: false, note: Bytes::new() };
+        assert!(store.change(held, park).await.unwrap());
+        assert!(!looked.forbids_claim(&store, Timestamp(60_000)).await);
     }
 
     #[tokio::test]

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -52,8 +51,8 @@ const DOUBT_PAUSE: Duration = Duration::from_millis(200);
 enum Instead {
     /// The store knows something else by now.
     LookAgain,
-    /// It is run as one that is not accepted: the record is of an attempt for a client that waited, and the policy has it tried again or
-    /// asked about.
+    /// It runs for its client, as one that is not accepted: the record is of an attempt for another client that waited, and `recovery`
+    /// has another attempt made, or the upstream asked.
     Run,
 }
 
@@ -91,11 +90,6 @@ impl ProtectedRequest {
             Ok(Ok(Some(known))) => self.reply_to(known).await.ok(),
             _ => None,
         }
-    }
-
-    /// Whether a request with its key may wait for its delivery.
-    pub(in crate::gate) fn may_have_delivery(&self) -> bool {
-        self.policy().accepts() || self.state.has_deliveries.load(Ordering::Relaxed)
     }
 
     async fn accept(&self) -> Option<Reply> {
@@ -256,9 +250,9 @@ impl ProtectedRequest {
 
     /// Whether it is delivered.
     async fn is_queued(&self) -> Result<bool, Problem> {
-        let finding = async { deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await };
+        let finding = deliveries::is_queued(&*self.gate.shared.store, self.id);
         match timeout(self.gate.settings.settle_timeout, finding).await {
-            Ok(Ok(delivery)) => Ok(delivery.is_some_and(|delivery| !delivery.is_dead())),
+            Ok(Ok(is_queued)) => Ok(is_queued),
             Ok(Err(error)) => Err(self.not_accepted(&error)),
             Err(_) => Err(unkept()),
         }
@@ -295,7 +289,7 @@ impl ProtectedRequest {
         Ok(difference(is_same, head.proof.as_ref(), self.proof.as_ref()))
     }
 
-    /// 202. Its next attempt begins after this time at the earliest.
+    /// The 202. `due_in` is the time until the next attempt, by this gate's clock.
     fn accepted_reply(&self, state: &'static str, due_in: Duration) -> Reply {
         let location = request_status::path_of(self.id);
         let document = json!({ "id": self.id.to_string(), "state": state, "status": location });

@@ -20,19 +20,19 @@ use super::circuit::{Allowance, Trial};
 use super::disposition::{Disposition, Tries};
 use crate::gate::claim::id_rotation::IdHolder;
 use crate::gate::claim::protected::ProtectedRequest;
+use crate::gate::shared::QueuedNamespaces;
 use crate::gate::{Gate, RouteState};
 use crate::idempotency::codec::is_sealed;
 use crate::idempotency::delivery::{Deliver, Order};
+use crate::idempotency::policy::Policy;
 use crate::idempotency::record::State;
+use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
 use crate::store::deliveries::{self, Batch, Change, Delivery, DeliveryState, Held, Take, Taken};
 use crate::store::{Counting, Error, Origin, OriginId};
 
 /// For how long no gate takes a delivery again. It is prolonged while the attempt lasts.
 const HOLD: Duration = Duration::from_secs(10);
-
-/// How long after `give_up_after` a delivery is tried at the latest. The last attempt is due when that is over.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// How often to look for what is due, where nothing says that something is.
 const POLL: Duration = Duration::from_millis(500);
@@ -106,10 +106,7 @@ pub async fn deliver_accepted(
     let mut tasks = JoinSet::new();
     let (mut left_over, mut looks) = (Vec::new(), Counting::at_least(LEFT_OVER));
     let mut stranded = HashSet::new();
-    if current().shared.store.deliveries().is_some() {
-        // Until the first look.
-        current().note_deliveries(|_| true);
-    }
+    current().shared.queued.store(Arc::new(QueuedNamespaces::Any));
     loop {
         let gate = current();
         if gate.shared.store.deliveries().is_none() {
@@ -117,9 +114,10 @@ pub async fn deliver_accepted(
         }
         if let Some(found) = looks.unless_too_soon(gate.routes_with_deliveries()).await {
             gate.warn_of_stranded(&found, &mut stranded);
-            gate.note_deliveries(|own| found.iter().any(|origin| origin.id() == own));
+            gate.shared.queued.store(Arc::new(QueuedNamespaces::These(namespaces_of(&found))));
             left_over = found;
         }
+        gate.note_accepting();
         while tasks.try_join_next().is_some() {}
         routes.retain(|_, task| !task.is_finished());
         for route in gate.router.routes().iter().filter(|route| route.policy.mode.protects()) {
@@ -232,6 +230,10 @@ impl RouteDeliveries {
     }
 }
 
+fn namespaces_of(origins: &[Origin]) -> HashSet<Arc<str>> {
+    origins.iter().map(|origin| origin.namespace.as_ref().into()).collect()
+}
+
 impl Gate {
     /// The routes of this service that have deliveries, whether they accept any more or not; nothing where the store fails.
     async fn routes_with_deliveries(&self) -> Option<Vec<Origin>> {
@@ -244,11 +246,16 @@ impl Gate {
         Some(own.filter(|origin| origin.service == self.settings.service).collect())
     }
 
-    /// Notes which routes may have deliveries: those that accept requests, and these.
-    pub(in crate::gate) fn note_deliveries(&self, is_one: impl Fn(OriginId) -> bool) {
-        for route in self.router.routes() {
-            let state = &self.states[&route.name];
-            state.has_deliveries.store(route.policy.accepts() || is_one(state.origin), Ordering::Relaxed);
+    /// Notes the namespaces that accept requests. Should they accept none any more, their deliveries count until the next look.
+    fn note_accepting(&self) {
+        let accepting = self.router.routes().iter().filter(|route| route.policy.accepts());
+        let mut others = accepting.map(|route| &route.namespace);
+        let known = self.shared.queued.load();
+        if let QueuedNamespaces::These(these) = &**known
+            && let Some(other) = others.find(|namespace| !these.contains(*namespace))
+        {
+            let these = these.iter().chain([other]).chain(others).cloned().collect();
+            self.shared.queued.store(Arc::new(QueuedNamespaces::These(these)));
         }
     }
 
@@ -287,7 +294,7 @@ impl Gate {
                 // An attempt in flight may yet be released. The claim finds out.
                 Ok(None | Some(IdHolder::Record(State::InFlight))) => tokio::select! {
                     biased;
-                    disposition = self.try_in_time(request, &taken, &route.policy.deliver) => disposition,
+                    disposition = self.try_in_time(request, &taken, &route.policy) => disposition,
                     never = self.prolong(held) => match never {},
                 },
                 Ok(Some(IdHolder::Record(State::Unknown))) => Ok(Disposition::outcome_unknown()),
@@ -317,19 +324,28 @@ impl Gate {
         drop(going);
     }
 
-    /// Tries a delivery, unless its time is over: it may have waited for its upstream, or for an operator. Where it has a record, an
-    /// attempt was made in time, and the claim finds out what became of it.
+    /// Tries a delivery, unless its time is over: it may have waited for its upstream, or for an operator. A record may tell how an
+    /// attempt ended that was made in time, so the claim looks at it. It makes no other attempt.
     async fn try_in_time(
         self: &Arc<Self>,
         request: ProtectedRequest,
         taken: &Taken,
-        policy: &Deliver,
+        policy: &Policy,
     ) -> Result<Disposition, Error> {
-        let Delivery { id, attempts, queued_at, .. } = taken.delivery;
+        let Delivery { id, attempts, accepted_at, queued_at, .. } = taken.delivery;
         let age = taken.now.since(queued_at);
-        if age > policy.give_up_after.saturating_add(GRACE) && self.shared.store.get(id).await?.is_none() {
-            let note = "deliver.give_up_after is over".to_owned();
-            return Ok(Disposition::GiveUp { is_attempt: false, note });
+        if policy.deliver.is_too_late(age) {
+            let found = self.shared.store.get(id).await?.map(|found| found.record);
+            match found.filter(|record| record.state == State::InFlight || record.until > accepted_at) {
+                None => {
+                    let note = "deliver.give_up_after is over".to_owned();
+                    return Ok(Disposition::GiveUp { is_attempt: false, note });
+                }
+                Some(record) if record.state == State::Unknown && matches!(policy.recovery, Recovery::Retry) => {
+                    return Ok(Disposition::outcome_unknown());
+                }
+                Some(_) => {}
+            }
         }
         self.try_unattended(request, Tries { attempts, age }).await
     }

@@ -23,7 +23,7 @@ use crate::telemetry::outcome::{Code, Outcome};
 /// How long a request waits that could not be run now, where nothing says how long.
 const DEFAULT_WAIT: Duration = Duration::from_millis(500);
 
-/// How long a request waits that runs, or whose end the gate records.
+/// How long a request waits if an attempt runs, or if the gate is still recording its end.
 const RUNNING: Duration = Duration::from_secs(10);
 
 /// What becomes of a request.
@@ -115,8 +115,6 @@ impl Gate {
         match reply.outcome {
             Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Disposition::Done),
             Outcome::Problem(Code::ResponseNotStored) => return Ok(Disposition::Done),
-            // The gate has its answer, and goes on recording it. Until then, the record may be unknown, since its lease is past.
-            Outcome::Unrecorded => return Ok(Disposition::Wait(RUNNING)),
             Outcome::Released => return again(format!("{word}: {}", reply.response.status().as_u16())),
             Outcome::Problem(Code::KeyReused | Code::CallerDiffers | Code::RequestExpired) => {
                 return Ok(Disposition::GiveUp { is_attempt: false, note: word.to_owned() });
@@ -143,6 +141,8 @@ impl Gate {
         match (state_at(&record, now), &policy.recovery) {
             (State::Completed, _) => Ok(Disposition::Done),
             (State::InFlight, _) => Ok(Disposition::Wait(RUNNING)),
+            // The gate has the answer, and goes on recording it. The record is unknown until then where its lease is past.
+            (State::Unknown, _) if reply.outcome == Outcome::Unrecorded => Ok(Disposition::Wait(RUNNING)),
             (State::Unknown, Recovery::Retry | Recovery::Probe(_)) => again(word.to_owned()),
             // An operator finds out, or the upstream says so itself. Where it turns out that the request did not run, the
             // operator has it tried again: its client does not come back.

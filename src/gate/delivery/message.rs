@@ -20,7 +20,9 @@ use crate::http::server::Peer;
 use crate::http::usage::{Account, Usage};
 use crate::idempotency::credential;
 use crate::idempotency::key::{Found, Key, KeySource};
+use crate::idempotency::record::RecordId;
 use crate::route::Route;
+use crate::store::deliveries;
 use crate::telemetry::outcome::Code;
 
 /// The key, towards an upstream whose route reads it from no header.
@@ -59,10 +61,19 @@ impl Gate {
         let Some(route) = self.route_of_message(message) else { return Disposition::Wait(RETRY_SOON) };
         let state = &self.states[&route.name];
         match self.message_request(route, state, message).await {
+            // An accepted request with its key comes first. The claim sees one that is accepted from here on.
+            Ok(request) if request.may_have_delivery() && self.is_queued(request.id).await => {
+                Disposition::Wait(RETRY_SOON)
+            }
             // Where the store does not say what became of it, it says so later.
             Ok(request) => self.try_unattended(request, tries).await.unwrap_or(Disposition::Wait(RETRY_SOON)),
             Err(disposition) => disposition,
         }
+    }
+
+    /// Whether the store says that a request waits for its delivery.
+    async fn is_queued(&self, id: RecordId) -> bool {
+        deliveries::is_queued(&*self.shared.store, id).await.unwrap_or(false)
     }
 
     /// Whether a route protects messages that become such a request.

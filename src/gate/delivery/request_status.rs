@@ -53,35 +53,28 @@ fn record_at(path: &str) -> Option<RecordId> {
 
 /// What there is of a request.
 struct Found {
-    record: Option<(Record, Timestamp)>,
+    /// Of its key: it may be another request's.
+    record_of_key: Option<(Record, Timestamp)>,
     delivery: Option<Delivery>,
 }
 
 impl Found {
     /// The head that its record has or will have; nothing where this version cannot read it.
     fn head(&self) -> Option<codec::Head> {
-        let of_record = || self.record.as_ref().map(|(record, _)| &record.head);
+        let of_record = || self.record_of_key.as_ref().map(|(record, _)| &record.head);
         codec::Head::decode(self.delivery.as_ref().map(|delivery| &delivery.head).or_else(of_record)?).ok()
     }
 
     /// The record, if it is of this request. A request that was accepted while another with its key ran has none: the caller of one
     /// is not to see what became of the other.
-    fn record(&self) -> Option<&(Record, Timestamp)> {
-        let found = self.record.as_ref()?;
+    fn own_record(&self) -> Option<&(Record, Timestamp)> {
+        let found = self.record_of_key.as_ref()?;
         let Some(delivery) = &self.delivery else { return Some(found) };
         let heads = codec::Head::decode(&found.0.head)
             .and_then(|of_record| Ok((of_record, codec::Head::decode(&delivery.head)?)));
         heads
             .is_ok_and(|(one, other)| one.fingerprint == other.fingerprint && one.proof == other.proof)
             .then_some(found)
-    }
-
-    /// How many attempts have ended.
-    fn attempts(&self, delivery: &Delivery) -> u32 {
-        // The record has its end before the delivery is gone, or is given up.
-        let is_counted_yet =
-            self.record().is_none_or(|(record, _)| record.state == State::InFlight) || delivery.is_dead();
-        ended_attempts(delivery) + u32::from(!is_counted_yet)
     }
 
     /// Whether it was accepted, whatever its route does by now.
@@ -98,13 +91,13 @@ struct StatusRequest<'a> {
     found: Found,
 }
 
-/// The reason why a request for a status is refused. Only who may know the route gets its documentation.
-struct Refused<'a> {
+/// The reason why a request for a status is refused. It has `docs` only where the caller has the scope of the request.
+struct StatusRefusal<'a> {
     problem: Problem,
     docs: Option<&'a str>,
 }
 
-impl From<Problem> for Refused<'_> {
+impl From<Problem> for StatusRefusal<'_> {
     fn from(problem: Problem) -> Self {
         Self { problem, docs: None }
     }
@@ -167,7 +160,7 @@ impl Gate {
                 (origin, asked.route.policy.docs.as_deref(), self.answer_to(&asked))
             }
             // Whether there is a request of another caller, no header says.
-            Err(Refused { problem, docs }) => (of_any, docs, Err(problem)),
+            Err(StatusRefusal { problem, docs }) => (of_any, docs, Err(problem)),
         };
         let reply = answered.unwrap_or_else(|problem| Reply::problem(problem, docs, id));
         let mut response = self.share(reply, origin).response;
@@ -185,7 +178,7 @@ impl Gate {
         request: Request<RequestBody>,
         peer: Peer,
         id: RequestId,
-    ) -> Result<StatusRequest<'_>, Refused<'_>> {
+    ) -> Result<StatusRequest<'_>, StatusRefusal<'_>> {
         let Some(_permit) = self.shared.usage.requests.acquire(1) else {
             return Err(Problem::new(Code::Overloaded, TOO_MANY).retry_after(OVERLOADED_RETRY).into());
         };
@@ -203,7 +196,7 @@ impl Gate {
         }
         self.is_of_caller(route, &head, record, &found).map_err(|problem| {
             let docs = (problem.code == Code::CallerDiffers).then_some(route.policy.docs.as_deref()).flatten();
-            Refused { problem, docs }
+            StatusRefusal { problem, docs }
         })?;
         Ok(StatusRequest { route, head, id: record, found })
     }
@@ -219,7 +212,7 @@ impl Gate {
         // Another service may have a gate behind this one.
         let origin = origin.filter(|origin| origin.service == self.settings.service);
         let record = listed.map(|RecordEntry { record, now, .. }| (record, now));
-        Ok(origin.map(|origin| (origin, Found { record, delivery })))
+        Ok(origin.map(|origin| (origin, Found { record_of_key: record, delivery })))
     }
 
     /// Whoever asks must be who sent the request; to all others there is no such request.
@@ -241,7 +234,9 @@ impl Gate {
         let mut document = json!({ "id": id.to_string(), "state": progress.as_str() });
         if let Some(delivery) = &found.delivery {
             document["accepted_at"] = rfc3339(delivery.accepted_at).into();
-            document["attempts"] = found.attempts(delivery).into();
+            // The record has its end before the delivery is gone, or is given up.
+            let has_ended = matches!(progress, DeliveryProgress::Completed | DeliveryProgress::Unknown);
+            document["attempts"] = (ended_attempts(delivery) + u32::from(has_ended && !delivery.is_dead())).into();
             if let (DeliveryProgress::Queued, DeliveryState::Queued { due }) = (progress, delivery.state) {
                 document["next_attempt_at"] = rfc3339(due).into();
             }
@@ -249,7 +244,7 @@ impl Gate {
                 document["reason"] = note.into();
             }
         }
-        if let Some((record, _)) = found.record().filter(|_| progress == DeliveryProgress::Completed) {
+        if let Some((record, _)) = found.own_record().filter(|_| progress == DeliveryProgress::Completed) {
             let answer = decide::answer(&route.policy, record).ok_or_else(away)?;
             // Who may have a recorded answer is asked about a retry.
             if wants_answer(head, &answer) && route.policy.reauthorize.is_none() {
@@ -305,7 +300,7 @@ fn progress(route: &Route, found: &Found) -> Option<DeliveryProgress> {
     let is_dead = found.delivery.as_ref().map(Delivery::is_dead);
     // An unknown outcome that is found out by another attempt, or by a question.
     let goes_on = is_dead == Some(false) && matches!(route.policy.recovery, Recovery::Retry | Recovery::Probe(_));
-    match found.record() {
+    match found.own_record() {
         Some((record, now)) => Some(match record.state {
             State::Completed => DeliveryProgress::Completed,
             State::InFlight if record.until > *now => DeliveryProgress::InFlight,

@@ -14,7 +14,6 @@ use crate::gate::claim::attempt;
 use crate::gate::claim::attempt::Attempted;
 use crate::gate::claim::protected::ProtectedRequest;
 use crate::gate::claim::quota::QuotaPermit;
-use crate::gate::claim::second_look::SecondLook;
 use crate::gate::claim::single_flight::{Follower, FoundRecord, Leader, LeaderProgress, Released, Role, Running};
 use crate::gate::inquiry::probe::{ProbeLock, Probed};
 use crate::gate::shared::{RulesDigest, Shared};
@@ -39,7 +38,7 @@ enum Finished {
     Counted(Result<QuotaPermit, Duration>, ConfigGuard),
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
-    /// The claim stands, and the request may not run: see [`SecondLook`].
+    /// The claim stands, and the request may not run: see [`SecondLook`](crate::gate::claim::second_look::SecondLook).
     OtherId(Problem),
     Looked(Result<Option<RecordEntry>, Error>),
     Locked(Result<Option<ProbeLock>, Error>),
@@ -91,7 +90,7 @@ pub(super) struct ActionExecutor {
     settled: Option<Settled>,
     /// The error of the last claim that failed.
     error: Option<Error>,
-    doubts: Doubts,
+    doubts: Option<Doubts>,
     is_told_of_shutdown: bool,
     /// A shutdown waits for it.
     _going: Arc<watch::Receiver<()>>,
@@ -122,7 +121,7 @@ impl ActionExecutor {
             attempted: None,
             settled: None,
             error: None,
-            doubts: Doubts::default(),
+            doubts: None,
             is_told_of_shutdown: false,
         }
     }
@@ -284,18 +283,13 @@ impl ActionExecutor {
     }
 
     pub(super) fn end(self) {
-        self.doubts.clear_up(&self.shared.store, self.id);
+        self.doubts.into_iter().for_each(|doubts| doubts.clear_up(&self.shared.store, self.id));
     }
 
     /// Logs that the request cannot go on. Its client gets `outcome-unknown`, and so does a retry once the lease of the claim
     /// has passed.
     pub(super) fn give_up(self, Missing(what): &Missing) {
         tracing::error!(record = %self.id, what, "a request cannot go on: this is a bug in oncegate");
-    }
-
-    /// The attempt of the unknown record that was found.
-    fn unknown(&self) -> Result<AttemptToken, Missing> {
-        needed(self.found.as_ref(), FOUND).map(|found| found.record.attempt)
     }
 
     fn attempt(&self) -> Result<AttemptToken, Missing> {
@@ -407,7 +401,17 @@ impl ActionExecutor {
                     Settled::Done { .. } => SettleResult::Done,
                     Settled::NotCurrent { record } => self.superseded(record.as_ref()),
                 };
-                self.note_settled(settlement);
+                match &mut self.attempted {
+                    Some(attempted) => {
+                        attempted.record = None;
+                        // A record stands that says how the attempt ended: a claim that comes late writes nothing.
+                        if settlement == SettleResult::Done && !matches!(attempted.end, Settlement::Release) {
+                            self.doubts = None;
+                        }
+                    }
+                    // The next claim is another attempt's: a withdrawal of this one that comes late must not meet it.
+                    None => self.fresh = None,
+                }
                 self.settled = Some(settled);
                 Event::Settled(settlement)
             }
@@ -416,11 +420,6 @@ impl ActionExecutor {
                 Event::StoreFailed { in_doubt: true }
             }
         }
-    }
-
-    /// What to look at once its claim stands. A request whose client was answered runs nothing.
-    fn second_look(&self) -> SecondLook {
-        self.request.as_ref().map_or_else(SecondLook::nothing, |request| request.second_look())
     }
 
     /// The same of what is asked of the store.

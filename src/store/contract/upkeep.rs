@@ -91,7 +91,7 @@ pub(super) async fn records_are_removed_whatever_their_state(harness: Harness) {
         put(&harness, id(number), number, state).await;
         let remove = async |by| harness.store.remove(id(number), attempt(by)).await.expect("remove works");
         assert!(!remove(number + 10).await);
-        assert!(get(&harness, id(number)).await.is_some(), "it is not the record of that attempt");
+        assert!(get(&harness, id(number)).await.is_some(), "a removal by another attempt took it");
         assert!(remove(number).await);
         assert!(!remove(number).await);
         assert!(get(&harness, id(number)).await.is_none());

@@ -126,9 +126,12 @@ fn given_up(facts: &Facts<'_>, change: &Change, before: &Waiting, after: &Waitin
             State::InFlight => record.is_past(change.at),
             State::Completed => false,
         };
-        // Or its time was over before it was tried.
+        // Or its time was over before it was tried: of no attempt of its own, a record stands.
+        let accepted = facts.acceptances.get(&before.request).map_or(0, |acceptance| acceptance.index);
+        let is_former = |record: &Standing| record.state != State::InFlight && record.is_past(facts.at(accepted));
         let is_late = change.at > before.since + millis(deliver.give_up_after) + GRACE;
-        is_late || records_since(facts, change, before).any(is_unknown)
+        is_late && facts.standing(change.label, change.index).is_none_or(is_former)
+            || records_since(facts, change, before).any(is_unknown)
     };
     if by_rule { Ok(()) } else { Err((Invariant::GivenUpByRule, format!("{before:?} is given up: {after:?}"))) }
 }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::idempotency::record::{AttemptToken, RecordId};
 use crate::store::{CLAIM_EXPIRY, Settlement, Store};
 
-/// How long to wait for a store that fails, and how often.
+/// The pause between two tries of a release, and how many tries there are. After the last, the record stays, and turns unknown.
 const PAUSE: Duration = Duration::from_secs(5);
 const TRIES: u32 = 12;
 
@@ -32,15 +32,10 @@ impl Doubts {
         self.0.push(Doubt { attempt, until: Instant::now() + CLAIM_EXPIRY });
     }
 
-    /// A record stands that says how the attempt ended: a claim that comes late writes nothing.
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
-    }
-
     /// Releases what the claims have left, once none can come any more. The request must be over: no attempt of these runs, and no
-    /// record of theirs is needed.
+    /// record of theirs is needed. A takeover has no such limit: its release is as late as that of a claim.
     pub(super) fn clear_up(self, store: &Arc<dyn Store>, id: RecordId) {
-        for Doubt { attempt, until } in self.0.into_iter().filter(|doubt| doubt.until > Instant::now()) {
+        for Doubt { attempt, until } in self.0 {
             let store = Arc::clone(store);
             tokio::spawn(async move {
                 sleep_until(until).await;

@@ -1,12 +1,13 @@
 //! What the store says where it does not just acknowledge.
 
-use super::ActionExecutor;
+use super::{ActionExecutor, FOUND, Missing, needed};
+use crate::gate::claim::second_look::SecondLook;
 use crate::gate::claim::single_flight::FoundRecord;
 use crate::http::problem::Problem;
 use crate::idempotency::decide::Decision;
 use crate::idempotency::protocol::{Event, RecordView, SettleResult};
-use crate::idempotency::record::{Record, State, Timestamp, Version};
-use crate::store::{Error, ErrorKind, Settled, Settlement};
+use crate::idempotency::record::{AttemptToken, Record, State, Timestamp, Version};
+use crate::store::{Error, ErrorKind, Settled};
 
 impl ActionExecutor {
     /// A record that stands, as it concerns this request.
@@ -49,26 +50,23 @@ impl ActionExecutor {
         if record.is_some_and(is_its) { SettleResult::CompletedOtherwise } else { SettleResult::Lost }
     }
 
-    /// The store has how its attempt ended, or that its claim is withdrawn.
-    pub(super) fn note_settled(&mut self, result: SettleResult) {
-        let Some(attempted) = &mut self.attempted else {
-            // The next claim is another attempt's: a withdrawal of this one that comes late must not meet it.
-            self.fresh = None;
-            return;
-        };
-        attempted.record = None;
-        if result == SettleResult::Done && !matches!(attempted.end, Settlement::Release) {
-            self.doubts.clear();
-        }
+    /// The attempt of the unknown record that was found.
+    pub(super) fn unknown(&self) -> Result<AttemptToken, Missing> {
+        needed(self.found.as_ref(), FOUND).map(|found| found.record.attempt)
+    }
+
+    /// What to look at once its claim stands. A request whose client was answered runs nothing.
+    pub(super) fn second_look(&self) -> SecondLook {
+        self.request.as_ref().map_or_else(SecondLook::nothing, |request| request.second_look())
     }
 
     /// A claim failed. Where it is certain not to stand, that is logged with the reply.
     pub(super) fn claim_failed(&mut self, error: Error, what: &'static str, failures: u32) -> Event {
         // What cannot be read is there, and another try reads nothing else.
         let in_doubt = matches!(error, Error::Indeterminate(_)) && error.cause().kind != ErrorKind::Corrupt;
-        // A claim for the next attempt takes the place of a record that says that the one before is unknown: it is not released.
+        // A later attempt of a resend takes the place of the unknown record of the one before, and must not be released.
         if let (true, None, Some(fresh)) = (in_doubt, &self.attempted, &self.fresh) {
-            self.doubts.add(fresh.attempt);
+            self.doubts.get_or_insert_default().add(fresh.attempt);
         }
         if in_doubt || failures > 0 {
             self.failed_again(&error, what, failures);

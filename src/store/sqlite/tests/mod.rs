@@ -280,7 +280,7 @@ async fn one_bad_record_spoils_nothing_else() {
             (_, claim) => assert!(matches!(claim.unwrap(), Claim::Inserted(_))),
         }
     }
-    assert!(store.remove(id(1), attempt(1)).await.unwrap(), "an operator can get rid of it");
+    assert!(store.remove(id(1), attempt(1)).await.unwrap(), "a removal need not read it");
     assert!(matches!(store.claim(id(1), fresh(1)).await.unwrap(), Claim::Inserted(_)));
 }
 
