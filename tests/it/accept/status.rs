@@ -33,6 +33,27 @@ fn the_status_is_its_callers_alone() {
     assert!(code(&refused) == 405 && refused.get("date").is_some(), "{}", refused.show());
 }
 
+/// Neither the 202 of a retry nor the status asks its client to come back before anything can have changed.
+#[test]
+fn a_client_is_to_wait_for_the_next_attempt() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream =
+        Upstream::start(|_| Reply::raw("HTTP/1.1 503 Later\r\nRetry-After: 3600\r\nContent-Length: 0\r\n\r\n"));
+    let gate = accepting(&upstream, "docs = \"https://docs.example/x\"\n").start();
+    let post = |user: &str| Request::post("/charges").key("k-1").header("authorization", user).body("{}").send(&gate);
+    let ada = "Basic YWRhOjE=";
+    let location = expect_accepted(&post(ada));
+    let look = |user: &str| Request::get(&location).header("authorization", user).send(&gate);
+    eventually("an attempt has failed", || (look(ada).json()["attempts"] == 1).then_some(()));
+    assert!(look(ada).retry_after() > 3000 && post(ada).retry_after() > 3000);
+    // The same user with another password.
+    let differs = look("Basic YWRhOjI=");
+    assert_eq!(differs.get("link").as_deref(), Some("<https://docs.example/x>; rel=\"describedby\""));
+    assert_eq!(differs.json()["code"], "caller-differs");
+}
+
 /// A retry hears the same as who looks at the status.
 #[test]
 fn a_retry_of_a_request_whose_delivery_will_ask_the_upstream_is_still_queued() {
