@@ -177,9 +177,19 @@ impl Gate {
         let at = (self, route, state);
         let mut request = ProtectedRequest::new(at, (head, body), (key, fingerprint), Arc::clone(permit));
         request.note_record();
+        let upstream::Settings { client_timeout, timeout: whole, .. } = self.upstreams[route.upstream].settings();
+        let still_running = |id| {
+            let detail =
+                "the answer is not there yet, and what has begun goes on; send the request again with the same key";
+            let wait = state.estimator.remaining(*client_timeout, *whole);
+            refuse(Problem::new(Code::StillRunning, detail).retry_after(wait).of_record(id), true)
+        };
         // 9. Replay from memory, where the answer is at hand.
-        if let Some(reply) = request.recalled().await {
-            return reply;
+        match timeout(*client_timeout, request.recalled()).await {
+            Ok(Some(reply)) => return reply,
+            Ok(None) => {}
+            // The upstream does not say whether this caller may have it.
+            Err(_) => return still_running(request.id),
         }
         // While one id secret takes the place of another, its record may stand under another id.
         request.find_record().await;
@@ -197,18 +207,13 @@ impl Gate {
             // The task is gone without a reply. Only a bug does that, and how far it came is unknown.
             refuse(Problem::new(Code::OutcomeUnknown, "the gate failed at this request").of_record(id), true)
         };
-        let upstream::Settings { client_timeout, timeout: whole, .. } = self.upstreams[route.upstream].settings();
         if client_timeout >= whole && !matches!(policy.recovery, Recovery::Resend(_)) {
             // The attempt's own end comes first.
             return reply.await.unwrap_or_else(failed);
         }
         match timeout(*client_timeout, reply).await {
             Ok(reply) => reply.unwrap_or_else(failed),
-            Err(_) => {
-                let detail = "the request runs on; send it again with the same key for its answer";
-                let wait = state.estimator.remaining(*client_timeout, *whole);
-                refuse(Problem::new(Code::StillRunning, detail).retry_after(wait).of_record(id), true)
-            }
+            Err(_) => still_running(id),
         }
     }
 }

@@ -42,12 +42,14 @@ pub(super) enum QueuedNamespaces {
 }
 
 impl QueuedNamespaces {
+    /// Whether this is one of them, by the last look.
     pub(super) fn has(&self, namespace: &str) -> bool {
-        match self {
-            Self::None => false,
-            Self::Any => true,
-            Self::These(these) => these.contains(namespace),
-        }
+        matches!(self, Self::These(these) if these.contains(namespace))
+    }
+
+    /// Whether this may be one of them.
+    pub(super) fn may_have(&self, namespace: &str) -> bool {
+        matches!(self, Self::Any) || self.has(namespace)
     }
 }
 

@@ -36,6 +36,23 @@ fn expect_nothing_of_the_answer(response: &Response) {
     assert!(!show.contains("account") && !show.contains("idempotent-replayed"), "{show}");
 }
 
+/// A replay from memory is asked about like one from the store.
+#[test]
+fn a_client_waits_for_the_question_no_longer_than_for_an_answer() {
+    let asks = Signal::new();
+    let hold = asks.clone();
+    let (upstream, _) = upstream(move |_| Reply::status("204 No Content", "").hold_until(&hold));
+    let mut gate = asking(&upstream, "").upstream("client_timeout = \"1s\"").start();
+    charge("k-1", 0).send(&gate).expect(200, "executed");
+    for nth in 1..3 {
+        charge("k-1", nth).send(&gate).expect_problem(504, "still-running");
+        gate = gate.kill9().start();
+    }
+    asks.open();
+    charge("k-1", 3).send(&gate).expect(200, "replayed");
+    assert_eq!(upstream.runs_of("k-1"), 1);
+}
+
 #[test]
 fn a_caller_that_lost_its_right_gets_no_replay() {
     let (upstream, asked) = upstream(|nth| match nth {

@@ -104,7 +104,8 @@ impl ProtectedRequest {
         }
     }
 
-    /// Whether a request with its key may wait for its delivery.
+    /// Whether a request with its key may wait for its delivery, as far as is known: before the store has answered, it is not waited
+    /// for.
     pub(in crate::gate) fn may_have_delivery(&self) -> bool {
         self.policy().accepts() || self.gate.shared.queued.load().has(&self.route.namespace)
     }

@@ -39,12 +39,15 @@ struct TakenDelivery {
 impl ProtectedRequest {
     /// What to look at once its claim stands.
     pub(in crate::gate) fn second_look(&self) -> SecondLook {
+        // The store has answered the claim: it is asked even where no look told of deliveries yet.
+        let is_not_excluded = || self.gate.shared.queued.load().may_have(&self.route.namespace);
+        let may_be_queued = self.may_have_delivery() || is_not_excluded();
         let taken = |kept: &DeliveryContext| TakenDelivery { id: self.id, token: kept.token, at: kept.taken_at };
         SecondLook {
             is_former: self.made_by > 0 && self.kept.is_none(),
             others: self.other_ids(),
-            may_be_queued: self.may_have_delivery(),
-            queued: (self.kept.is_none() && self.may_have_delivery()).then_some(self.id),
+            may_be_queued,
+            queued: (self.kept.is_none() && may_be_queued).then_some(self.id),
             delivery: self.kept.as_ref().map(taken),
         }
     }

@@ -106,7 +106,9 @@ pub async fn deliver_accepted(
     let mut tasks = JoinSet::new();
     let (mut left_over, mut looks) = (Vec::new(), Counting::at_least(LEFT_OVER));
     let mut stranded = HashSet::new();
-    current().shared.queued.store(Arc::new(QueuedNamespaces::Any));
+    if current().shared.store.deliveries().is_some() {
+        current().shared.queued.store(Arc::new(QueuedNamespaces::Any));
+    }
     loop {
         let gate = current();
         if gate.shared.store.deliveries().is_none() {

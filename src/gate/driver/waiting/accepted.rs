@@ -1,5 +1,7 @@
 //! Requests that are delivered later, beside those whose clients wait.
 
+use std::collections::HashSet;
+
 use super::*;
 use crate::gate::deliver_accepted;
 use crate::gate::shared::QueuedNamespaces;
@@ -88,6 +90,9 @@ async fn no_request_runs_beside_one_with_its_key_that_was_accepted() {
     location(&post_with(format!("Cookie: session=ann\r\n{LATER}"), &pair.first).await.unwrap());
     let other = gate(&Policy::default(), &pair.store, &pair.backend);
     other.shared.queued.store(Arc::new(QueuedNamespaces::Any));
+    // Until the first look, a request claims its key, and finds the other then.
+    check(&post(&other).await.unwrap(), "409", "in-flight", Some("1"));
+    other.shared.queued.store(Arc::new(QueuedNamespaces::These(HashSet::from(["all".into()]))));
     location(&post(&other).await.unwrap());
     check(&post_as("eve", &other).await.unwrap(), "422", "caller-differs", None);
     assert_eq!(pair.runs(), 0);
