@@ -365,7 +365,7 @@ async fn remove_unchanged(store: &dyn Store, found: &RecordEntry) -> Result<bool
             let released = store.settle(*id, record.attempt, Settlement::Release).await?;
             Ok(matches!(released, Settled::Done { .. }))
         }
-        // No release: caches keep completed records, and forget what is removed.
+        // Not a release: `remove` also has the caches forget the record.
         record::State::Completed => store.remove(*id, record.attempt).await,
     }
 }

@@ -185,7 +185,12 @@ impl Gate {
             refuse(Problem::new(Code::StillRunning, detail).retry_after(wait).of_record(id), true)
         };
         // 9. Replay from memory, where the answer is at hand.
-        match timeout(*client_timeout, request.recalled()).await {
+        let recalled = request.recalled();
+        let recalled = match policy.reauthorize {
+            Some(_) => timeout(*client_timeout, recalled).await,
+            None => Ok(recalled.await),
+        };
+        match recalled {
             Ok(Some(reply)) => return reply,
             Ok(None) => {}
             // The upstream does not say whether this caller may have it.

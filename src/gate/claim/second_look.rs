@@ -39,9 +39,8 @@ struct TakenDelivery {
 impl ProtectedRequest {
     /// What to look at once its claim stands.
     pub(in crate::gate) fn second_look(&self) -> SecondLook {
-        // The store has answered the claim: it is asked even where no look told of deliveries yet.
-        let is_not_excluded = || self.gate.shared.queued.load().may_have(&self.route.namespace);
-        let may_be_queued = self.may_have_delivery() || is_not_excluded();
+        // The store has answered the claim, so it can be asked even before the first look at its deliveries.
+        let may_be_queued = self.policy().accepts() || self.gate.shared.queued.load().may_have(&self.route.namespace);
         let taken = |kept: &DeliveryContext| TakenDelivery { id: self.id, token: kept.token, at: kept.taken_at };
         SecondLook {
             is_former: self.made_by > 0 && self.kept.is_none(),

@@ -249,7 +249,7 @@ impl ProtectedRequest {
     }
 
     /// Whether it is delivered.
-    async fn is_queued(&self) -> Result<bool, Problem> {
+    pub(super) async fn is_queued(&self) -> Result<bool, Problem> {
         let finding = deliveries::is_queued(&*self.gate.shared.store, self.id);
         match timeout(self.gate.settings.settle_timeout, finding).await {
             Ok(Ok(is_queued)) => Ok(is_queued),

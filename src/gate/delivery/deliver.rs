@@ -106,17 +106,17 @@ pub async fn deliver_accepted(
     let mut tasks = JoinSet::new();
     let (mut left_over, mut looks) = (Vec::new(), Counting::at_least(LEFT_OVER));
     let mut stranded = HashSet::new();
-    if current().shared.store.deliveries().is_some() {
-        current().shared.queued.store(Arc::new(QueuedNamespaces::Any));
+    let shared = Arc::clone(&current().shared);
+    if shared.store.deliveries().is_none() {
+        return;
     }
+    shared.queued.store(Arc::new(QueuedNamespaces::Any));
     loop {
         let gate = current();
-        if gate.shared.store.deliveries().is_none() {
-            return;
-        }
         if let Some(found) = looks.unless_too_soon(gate.routes_with_deliveries()).await {
             gate.warn_of_stranded(&found, &mut stranded);
-            gate.shared.queued.store(Arc::new(QueuedNamespaces::These(namespaces_of(&found))));
+            let namespaces = found.iter().map(|origin| origin.namespace.as_ref().into()).collect();
+            shared.queued.store(Arc::new(QueuedNamespaces::These(namespaces)));
             left_over = found;
         }
         gate.note_accepting();
@@ -232,10 +232,6 @@ impl RouteDeliveries {
     }
 }
 
-fn namespaces_of(origins: &[Origin]) -> HashSet<Arc<str>> {
-    origins.iter().map(|origin| origin.namespace.as_ref().into()).collect()
-}
-
 impl Gate {
     /// The routes of this service that have deliveries, whether they accept any more or not; nothing where the store fails.
     async fn routes_with_deliveries(&self) -> Option<Vec<Origin>> {
@@ -251,13 +247,11 @@ impl Gate {
     /// Notes the namespaces that accept requests. Should they accept none any more, their deliveries count until the next look.
     fn note_accepting(&self) {
         let accepting = self.router.routes().iter().filter(|route| route.policy.accepts());
-        let mut others = accepting.map(|route| &route.namespace);
-        let known = self.shared.queued.load();
-        if let QueuedNamespaces::These(these) = &**known
-            && let Some(other) = others.find(|namespace| !these.contains(*namespace))
+        let accepting: HashSet<Arc<str>> = accepting.map(|route| Arc::clone(&route.namespace)).collect();
+        if let QueuedNamespaces::These(these) = &**self.shared.queued.load()
+            && !accepting.is_subset(these)
         {
-            let these = these.iter().chain([other]).chain(others).cloned().collect();
-            self.shared.queued.store(Arc::new(QueuedNamespaces::These(these)));
+            self.shared.queued.store(Arc::new(QueuedNamespaces::These(these | &accepting)));
         }
     }
 

@@ -20,9 +20,7 @@ use crate::http::server::Peer;
 use crate::http::usage::{Account, Usage};
 use crate::idempotency::credential;
 use crate::idempotency::key::{Found, Key, KeySource};
-use crate::idempotency::record::RecordId;
 use crate::route::Route;
-use crate::store::deliveries;
 use crate::telemetry::outcome::Code;
 
 /// The key, towards an upstream whose route reads it from no header.
@@ -62,18 +60,13 @@ impl Gate {
         let state = &self.states[&route.name];
         match self.message_request(route, state, message).await {
             // An accepted request with its key comes first. The claim sees one that is accepted from here on.
-            Ok(request) if request.may_have_delivery() && self.is_queued(request.id).await => {
+            Ok(request) if request.may_have_delivery() && matches!(request.is_queued().await, Ok(true)) => {
                 Disposition::Wait(RETRY_SOON)
             }
             // Where the store does not say what became of it, it says so later.
             Ok(request) => self.try_unattended(request, tries).await.unwrap_or(Disposition::Wait(RETRY_SOON)),
             Err(disposition) => disposition,
         }
-    }
-
-    /// Whether the store says that a request waits for its delivery.
-    async fn is_queued(&self, id: RecordId) -> bool {
-        deliveries::is_queued(&*self.shared.store, id).await.unwrap_or(false)
     }
 
     /// Whether a route protects messages that become such a request.

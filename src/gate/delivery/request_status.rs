@@ -28,8 +28,7 @@ use crate::store::deliveries::{self, Delivery, DeliveryState};
 use crate::store::{Error, Origin, RecordEntry};
 use crate::telemetry::deliveries::{ended_attempts, note_of};
 use crate::telemetry::outcome::{Code, Outcome};
-use crate::telemetry::rfc3339;
-use crate::telemetry::wall_clock;
+use crate::telemetry::{rfc3339, wall_clock};
 
 const PATH: &str = "/.well-known/oncegate/requests/";
 

@@ -48,7 +48,7 @@ async fn what_a_claim_leaves_that_comes_late_is_released() {
     assert_eq!(pair.store.count().await.unwrap(), [0, 0, 0]);
 }
 
-/// The claim was in doubt, and the attempt ran: what is known of it stays.
+/// The claim was in doubt and the attempt ran, so the gate keeps its record.
 #[tokio::test(start_paused = true)]
 async fn a_record_that_says_how_its_attempt_ended_stays() {
     let pair = pair(Policy::default());

@@ -1,4 +1,5 @@
--- KEYS: record, t. ARGV: the attempt whose record it must be. Gives 1 where it was, else 0. What is no record stays.
+-- KEYS: record, t. ARGV: the attempt that the record must be of. Gives 1 where it removes the record, else 0. It leaves a value
+-- that is no record.
 local standing = standing_at(KEYS[1])
 if is_failed(standing) then
     return standing
