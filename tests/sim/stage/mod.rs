@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join_all;
-use oncegate::idempotency::record::RecordId;
+use oncegate::idempotency::record::{AttemptToken, RecordId};
 use oncegate::store::Store;
 
 use crate::history::EPOCH;
@@ -25,6 +25,10 @@ use crate::ledger::{Call, Line, Said};
 
 /// How many stores a script is played on: as many as there are gates at most.
 const STORES: usize = 3;
+
+/// How many calls a store carries out at once, beside those that share statements: it has that many connections for them, and who waits
+/// for one longer than two seconds is told that it failed.
+const CONNECTIONS: usize = 3;
 
 /// How many lines a difference tells.
 const TOLD: usize = 16;
@@ -93,9 +97,17 @@ fn together(lines: &[Line]) -> usize {
         met.extend(ids.into_iter().map(|id| (id, is_change)));
         is_free
     };
+    let mut busy = [0; STORES];
+    let mut has_connection = |line: &Line| {
+        let busy = &mut busy[line.gate];
+        *busy += usize::from(!line.call.shares_statements());
+        *busy <= CONNECTIONS
+    };
     meets(first);
+    has_connection(first);
     let joins = |line: &&Line| {
         line.at == first.at
+            && has_connection(line)
             && match (&first.call, &line.call) {
                 // Who finds what does depend on it, but not how much they find together.
                 (Call::ExpireLeases(_), Call::ExpireLeases(_)) | (Call::Sweep(_), Call::Sweep(_)) => true,
@@ -116,6 +128,13 @@ fn difference(group: &[Line], said: Vec<Said>) -> Option<(usize, Said)> {
         }
     }
     said.into_iter().enumerate().find(|(nth, said)| *said != group[*nth].said)
+}
+
+impl Call {
+    /// Whether those of one moment share a statement.
+    fn shares_statements(&self) -> bool {
+        matches!(self, Self::Claim(..) | Self::Supersede(..) | Self::Settle(..) | Self::Renew(_))
+    }
 }
 
 impl Line {
@@ -159,6 +178,18 @@ impl fmt::Display for Difference {
         self.lines.iter().try_for_each(|line| writeln!(f, "{line}"))?;
         writeln!(f, "and it said: {}", self.said)
     }
+}
+
+#[test]
+fn who_removes_records_waits_for_no_connection() {
+    // Attempts that the record is not of: the order makes no difference.
+    let removals = |gate, times| {
+        let call = Call::Remove(RecordId([0; 32]), AttemptToken([0; 16]));
+        vec![Line { at: 0, gate, call, said: Said::Removed(false) }; times]
+    };
+    let lines = [removals(0, CONNECTIONS), removals(1, CONNECTIONS)].concat();
+    assert_eq!(together(&lines), 2 * CONNECTIONS);
+    assert_eq!(together(&removals(0, 500)), CONNECTIONS);
 }
 
 #[test]
