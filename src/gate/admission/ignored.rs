@@ -90,9 +90,10 @@ impl KeyPlaces {
     /// Whether a request carries a key whose head may be malformed, by the lines of it that can be read.
     pub(super) fn may_have_key(&self, head: &[u8]) -> bool {
         let mut lines = head_lines(head);
-        let seen = Seen::of_line(lines.next().unwrap_or_default());
+        let line = lines.next().unwrap_or_default();
+        let seen = Seen::of_line(line);
         let Some(method) = seen.method else { return false };
-        let uri = seen.target.unwrap_or_default();
+        let uri = seen.target.unwrap_or_else(|| legible_query(line));
         let field = |line: &[u8]| {
             let (name, value) = line.split_at(memchr::memchr(b':', line)?);
             let value = HeaderValue::from_bytes(value[1..].trim_ascii());
@@ -105,6 +106,16 @@ impl KeyPlaces {
         }
         self.has_key(&method, &uri, &headers)
     }
+}
+
+/// What can be read of the query of a request line whose target is no URI. Other bytes stand as `_`.
+fn legible_query(line: &[u8]) -> Uri {
+    let query = memchr::memchr(b'?', line).map_or(&[][..], |at| &line[at + 1..]);
+    let end = memchr::memmem::rfind(query, b" HTTP/").unwrap_or(query.len());
+    let is_legible = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/?%".contains(&byte);
+    let query: String =
+        query[..end].iter().map(|byte| if is_legible(*byte) { char::from(*byte) } else { '_' }).collect();
+    format!("/?{query}").parse().unwrap_or_default()
 }
 
 /// The lines of a head, without their ends.
@@ -220,6 +231,17 @@ mod tests {
         let key = HeaderMap::from_iter([(http::HeaderName::from_static("idempotency-key"), "k".parse().unwrap())]);
         assert!(!places.has_key(&Method::GET, &"/x?ref=k".parse().unwrap(), &HeaderMap::new()));
         assert!(places.has_key(&Method::GET, &"/x".parse().unwrap(), &key));
+    }
+
+    #[test]
+    fn a_head_that_cannot_be_read_has_a_key_where_its_query_has_one() {
+        let may_have_key = |line: &str| places().may_have_key(format!("{line} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
+        for line in ["POST /x y?ref=k", "POST /x?ref=k y", "POST /\u{e9}?a=<&ref=k", "POST x?ref=\u{1}"] {
+            assert!(may_have_key(line), "{line}");
+        }
+        for line in ["POST /x y", "POST /x?order=1 y", "GET /x?ref=k y", "POST /x?or?ref=k y", "\u{e9} /x?ref=k"] {
+            assert!(!may_have_key(line), "{line}");
+        }
     }
 
     /// Its body is not looked into. A route that protects it would refuse an event without a key.

@@ -137,10 +137,7 @@ impl Request for AcceptRequest {
 
     fn run(&self, session: &mut Session) -> Result<Acceptance, Failure> {
         let (id, now) = (self.id, session.now());
-        let stands = super::requests::sql::RECORD;
-        let record =
-            session.conn.prepare_cached(stands)?.query_row([id.0], |found| row::record(found, 0)).optional()?;
-        if let Some(record) = record.filter(|record| lifecycle::is_live(record.state, record.until, now)) {
+        if let Some(record) = session.record(id)?.filter(|record| lifecycle::is_live(record.state, record.until, now)) {
             return Ok(Acceptance::Recorded { record, now });
         }
         let queued = select("", "WHERE d.id = ?1");

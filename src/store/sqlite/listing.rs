@@ -16,6 +16,8 @@ use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Page, RecordEntry, S
 
 /// The statements, for a test that asks the planner.
 pub(super) mod sql {
+    use crate::store::resealing::BEGINNING;
+
     /// Whether a record passes, but for its id. What is cheap to see comes first. The origins are found once.
     const PASSES: &str = "(?4 IS NULL OR state = ?4)
         AND (?7 IS NULL OR claimed_at <= ?7) AND (?8 IS NULL OR claimed_at >= ?8)
@@ -60,7 +62,7 @@ pub(super) mod sql {
         pub(in crate::store::sqlite) fn chunk(self) -> String {
             let (source, condition) = (self.source(), self.condition());
             format!(
-                "SELECT seq, record.id, attempt, state, claimed_at, until, head, NULL, service, namespace, route
+                "SELECT seq, record.id, attempt, state, claimed_at, until, head, service, namespace, route
                  FROM {source} LEFT JOIN origin ON origin.id = record.origin
                  WHERE {condition} AND record.id >= ?1 AND record.id <= ?2 AND {PASSES}
                  ORDER BY record.id LIMIT ?3"
@@ -68,12 +70,26 @@ pub(super) mod sql {
         }
     }
 
-    /// How the values of the first `?2` records from `?1` begin. For an answer that may not stand in the page of its row, the
-    /// row's number comes instead.
-    pub(in crate::store::sqlite) const BEGINNINGS: &str = "SELECT id, state, substr(head, 1, ?3),
-            CASE WHEN length(answer) > 2048 THEN seq END,
-            CASE WHEN length(answer) <= 2048 THEN coalesce(substr(answer, 1, ?3), x'') END
-        FROM record INDEXED BY record_id WHERE id >= ?1 ORDER BY id LIMIT ?2";
+    /// Three columns that say how an answer begins, up to so many bytes: for one that may not stand in the page of its row, the table and
+    /// the row where it begins; for another one, its beginning.
+    pub(in crate::store::sqlite) fn beginning(length: usize) -> String {
+        format!(
+            "CASE WHEN typeof(answer) = 'integer' THEN 'piece' WHEN length(answer) > 2048 THEN 'record' END,
+             CASE WHEN typeof(answer) = 'integer'
+                 THEN (SELECT p.seq FROM piece p WHERE p.attempt = record.attempt AND p.place = 0) ELSE record.seq END,
+             CASE WHEN typeof(answer) <> 'integer' AND length(answer) <= 2048
+                 THEN coalesce(substr(answer, 1, {length}), x'') END"
+        )
+    }
+
+    /// How the values of the first `?2` records from `?1` begin.
+    pub(in crate::store::sqlite) fn beginnings() -> String {
+        format!(
+            "SELECT id, state, substr(head, 1, {BEGINNING}), {}
+             FROM record INDEXED BY record_id WHERE id >= ?1 ORDER BY id LIMIT ?2",
+            beginning(BEGINNING)
+        )
+    }
 
     /// The last row up to `?1`, and when it was claimed.
     pub(in crate::store::sqlite) const LAST_ROW: &str =
@@ -82,7 +98,7 @@ pub(super) mod sql {
     /// The last `?3` records from row `?1` to row `?2` that pass, the last one first.
     pub(in crate::store::sqlite) fn last_rows() -> String {
         format!(
-            "SELECT seq, record.id, attempt, state, claimed_at, until, head, NULL, service, namespace, route
+            "SELECT seq, record.id, attempt, state, claimed_at, until, head, service, namespace, route
              FROM record LEFT JOIN origin ON origin.id = record.origin
              WHERE seq >= ?1 AND seq <= ?2 AND {PASSES}
              ORDER BY seq DESC LIMIT ?3"
@@ -197,10 +213,10 @@ impl Reader {
 
     /// How the values of records begin. Of a long answer, no more than its beginning is read.
     pub(super) fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Failure> {
-        let mut find = self.conn.prepare_cached(sql::BEGINNINGS)?;
+        let mut find = self.conn.prepare_cached(&sql::beginnings())?;
         let from = after.map_or_else(Vec::new, behind);
         let wanted = i64::try_from(limit).unwrap_or(i64::MAX);
-        let mut rows = find.query(params![from, wanted, BEGINNING as i64])?;
+        let mut rows = find.query(params![from, wanted])?;
         let mut records = Vec::new();
         while let Some(found) = rows.next()? {
             let bytes = |column| found.get::<_, Option<Vec<u8>>>(column).map(|value| value.map(Bytes::from));
@@ -261,7 +277,7 @@ impl Reader {
     }
 
     fn row(&self, found: &Row<'_>) -> rusqlite::Result<RecordEntry> {
-        self.listed(RecordId(found.get(1)?), row::record(found, 2)?, found, 8)
+        self.listed(RecordId(found.get(1)?), row::record(found, 2)?, found, 7)
     }
 }
 
@@ -278,17 +294,16 @@ fn called_off() -> Failure {
     Failure::Request(Error::determinate(ErrorKind::Unavailable, "the listing was cancelled"))
 }
 
-/// How an answer begins, by two columns: the number of its row where it is long, or else its beginning. Of a long one, no more
-/// is read.
+/// How an answer begins, by the columns of [`sql::beginning`]. Of a long one, no more is read.
 pub(super) fn beginning_of_answer(
     conn: &Connection,
     found: &Row<'_>,
     column: usize,
 ) -> rusqlite::Result<Option<Bytes>> {
-    let Some(row) = found.get::<_, Option<i64>>(column)? else {
-        return Ok(found.get::<_, Option<Vec<u8>>>(column + 1)?.map(Bytes::from));
+    let Some(table) = found.get::<_, Option<String>>(column)? else {
+        return Ok(found.get::<_, Option<Vec<u8>>>(column + 2)?.map(Bytes::from));
     };
-    let answer = conn.blob_open("main", "record", "answer", row, true)?;
+    let answer = conn.blob_open("main", table.as_str(), "answer", found.get(column + 1)?, true)?;
     let mut beginning = [0; BEGINNING];
     answer.read_at_exact(&mut beginning, 0)?;
     Ok(Some(Bytes::copy_from_slice(&beginning)))

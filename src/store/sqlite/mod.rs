@@ -1,7 +1,7 @@
 //! Records in one SQLite file beside one process.
 //!
-//! A writer thread executes all queued operations in one transaction, large ones after the others, and answers them when that has
-//! reached the disk, so a lone operation is not delayed and many share one sync. A reader thread executes long reads on its own
+//! A writer thread executes all queued operations in one transaction, large ones after the others and large answers in pieces
+//! (`pieces.rs`), and answers them when that has reached the disk, so a lone operation is not delayed and many share one sync. A reader thread executes long reads on its own
 //! connection.
 //!
 //! - An acknowledged write is in the write-ahead log and synced. The log is copied into the database by the writer
@@ -29,6 +29,7 @@ mod health;
 mod listing;
 mod lock;
 mod mark;
+mod pieces;
 mod preview;
 mod reader;
 mod requests;
@@ -190,7 +191,7 @@ impl Store for Sqlite {
     }
 
     async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
-        self.ask(requests::SettleRequest { id, attempt, end }).await
+        self.settle_in_pieces(id, attempt, end).await
     }
 
     async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {

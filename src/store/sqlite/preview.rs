@@ -11,6 +11,7 @@ use rusqlite::{Connection, OpenFlags, params};
 use super::OpenError;
 use super::guard;
 use super::listing::beginning_of_answer;
+use super::listing::sql::beginning;
 use super::lock::{self, DatabasePresence};
 use super::{adopt, deliveries, row, schema};
 use crate::idempotency::record::{RecordId, Timestamp};
@@ -86,21 +87,20 @@ impl Preview {
     /// See [`OpenError`].
     pub fn for_each(&self, mut visit: impl FnMut(RecordEntry, Option<Bytes>)) -> Result<(), OpenError> {
         let mut read = || {
-            let mut all = self.conn.prepare(
-                "SELECT record.id, attempt, state, claimed_at, until, head, NULL, service, namespace, route,
-                     CASE WHEN length(answer) > 2048 THEN record.rowid END,
-                     CASE WHEN length(answer) <= 2048 THEN coalesce(substr(answer, 1, ?1), x'') END
+            let mut all = self.conn.prepare(&format!(
+                "SELECT record.id, attempt, state, claimed_at, until, head, service, namespace, route, {}
                  FROM record LEFT JOIN origin ON origin.id = record.origin",
-            )?;
-            let mut rows = all.query(params![BEGINNING as i64])?;
+                beginning(BEGINNING)
+            ))?;
+            let mut rows = all.query([])?;
             while let Some(found) = rows.next()? {
                 let listed = RecordEntry {
                     id: RecordId(found.get(0)?),
-                    origin: row::origin(found, 7)?,
+                    origin: row::origin(found, 6)?,
                     record: row::record(found, 1)?,
                     now: self.now,
                 };
-                visit(listed, beginning_of_answer(&self.conn, found, 10)?);
+                visit(listed, beginning_of_answer(&self.conn, found, 9)?);
             }
             let mut queue = self.conn.prepare(&deliveries::select("", ""))?;
             let mut rows = queue.query(params![])?;

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::audit::EntriesRequest;
 use super::error::Failure;
 use super::writer::PanicAlarm;
-use super::{Lock, adopt, error, row};
+use super::{Lock, adopt, error, pieces, row};
 use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::store::audit::EntryPage;
 use crate::store::clock::Clock;
@@ -181,7 +181,7 @@ impl Reader {
 
     fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Failure> {
         let mut get = self.conn.prepare_cached(GET)?;
-        let found = get.query_row([id.0], |found| self.listed(id, row::record(found, 0)?, found, 6));
+        let found = get.query_row([id.0], |found| self.listed(id, pieces::record(&self.conn, found, 0)?, found, 6));
         Ok(found.optional()?)
     }
 

@@ -4,12 +4,12 @@
 //! behind.
 
 use bytes::Bytes;
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, ToSql, params};
 
 use super::error::Failure;
 use super::session::Session;
 use super::writer::Request;
-use super::{row, schema};
+use super::{pieces, row, schema};
 use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp, Version};
 use crate::store::lifecycle::{self, CurrentRecord, Transition};
 use crate::store::resealing::Values;
@@ -30,6 +30,8 @@ pub(super) struct SettleRequest {
     pub(super) id: RecordId,
     pub(super) attempt: AttemptToken,
     pub(super) end: Settlement,
+    /// Whether its answer was written before.
+    pub(super) is_in_pieces: bool,
 }
 
 pub(super) struct RenewRequest(pub(super) Vec<LeaseRenewal>);
@@ -83,7 +85,7 @@ pub(super) mod sql {
     pub(in crate::store::sqlite) const SWEEP: &str =
         "DELETE FROM record WHERE seq IN (SELECT seq FROM record INDEXED BY record_expiry
          WHERE state <> 0 AND until <= ?1 AND NOT EXISTS (SELECT 1 FROM delivery d WHERE d.id = record.id)
-         ORDER BY until LIMIT ?2) RETURNING state";
+         ORDER BY until LIMIT ?2) RETURNING state, attempt";
 }
 
 impl Request for ClaimRequest {
@@ -149,6 +151,7 @@ impl Request for SupersedeRequest {
             fresh.origin.0,
             &fresh.head[..],
         ])?;
+        pieces::remove(&session.conn, current.attempt)?;
         session.forget(id);
         session.claimed(Some(current.state));
         Ok(true)
@@ -159,7 +162,7 @@ impl Request for SettleRequest {
     type Reply = Settled;
 
     fn size(&self) -> usize {
-        self.answer().map_or(0, Bytes::len)
+        if self.is_in_pieces { 0 } else { self.answer().map_or(0, Bytes::len) }
     }
 
     fn run(&self, session: &mut Session) -> Result<Settled, Failure> {
@@ -173,8 +176,13 @@ impl Request for SettleRequest {
         let done = |until| Ok(Settled::Done { until });
         match lifecycle::settle(found.map(|(_, current)| current), self.attempt, &self.end, now) {
             Transition::Complete { until } => {
-                let values = params![seq, row::time(until), self.answer().map(|answer| &answer[..])];
-                session.conn.prepare_cached(sql::COMPLETE)?.execute(values)?;
+                let answer = self.answer().map_or(&[][..], |answer| &answer[..]);
+                let answer: &dyn ToSql = if self.is_in_pieces {
+                    &pieces::expect_all(&session.conn, self.attempt, answer.len())?
+                } else {
+                    &answer
+                };
+                session.conn.prepare_cached(sql::COMPLETE)?.execute(params![seq, row::time(until), answer])?;
                 session.moved(from, Some(State::Completed), 1);
                 done(until)
             }
@@ -186,6 +194,7 @@ impl Request for SettleRequest {
             }
             Transition::Remove => {
                 session.conn.prepare_cached(sql::REMOVE)?.execute(params![seq])?;
+                pieces::remove(&session.conn, self.attempt)?;
                 session.moved(from, None, 1);
                 done(now)
             }
@@ -246,16 +255,20 @@ impl Request for SweepRequest {
 
     fn run(&self, session: &mut Session) -> Result<usize, Failure> {
         let now = row::time(session.now());
-        let mut states = Vec::new();
+        let (mut states, mut attempts) = (Vec::new(), Vec::new());
         {
             let mut sweep = session.conn.prepare_cached(sql::SWEEP)?;
             let mut rows = sweep.query(params![now, limit(self.limit)])?;
             while let Some(swept) = rows.next()? {
-                // A state that cannot be read is gone now; only the count of it is not known.
+                // What cannot be read is gone now; only the count of it is not known.
                 states.extend(row::read_state(swept, 0));
+                attempts.extend(row::read_attempt(swept, 1));
             }
         }
         states.iter().for_each(|state| session.moved(Some(*state), None, 1));
+        for attempt in attempts {
+            pieces::remove(&session.conn, attempt)?;
+        }
         Ok(states.len())
     }
 }
@@ -276,6 +289,7 @@ impl Request for RemoveRequest {
         };
         session.forget(&self.id);
         session.conn.prepare_cached(sql::REMOVE)?.execute(params![seq])?;
+        pieces::remove(&session.conn, self.attempt)?;
         session.moved(state, None, 1);
         Ok(true)
     }
@@ -297,6 +311,8 @@ impl Request for ResealRequest {
         let Values { head, answer } = &self.values;
         let values = params![seq, &head[..], answer.as_deref()];
         session.conn.prepare_cached(sql::RESEAL)?.execute(values)?;
+        // It is whole again.
+        pieces::remove(&session.conn, current.attempt)?;
         Ok(true)
     }
 }
@@ -323,9 +339,15 @@ impl Session {
         }))
     }
 
-    fn record(&self, id: RecordId) -> Result<Option<Record>, Failure> {
+    pub(super) fn record(&self, id: RecordId) -> Result<Option<Record>, Failure> {
         let mut get = self.conn.prepare_cached(sql::RECORD)?;
-        Ok(get.query_row([id.0], |found| row::record(found, 0)).optional()?)
+        Ok(get.query_row([id.0], |found| pieces::record(&self.conn, found, 0)).optional()?)
+    }
+
+    /// The view of the current record, which is not about to change.
+    pub(super) fn view(&self, id: RecordId) -> Result<Option<CurrentRecord>, Failure> {
+        let found = self.remembered(&id).map_or_else(|| self.current(id), |found| Ok(Some(found)))?;
+        Ok(found.map(|(_, current)| current))
     }
 
     /// The row id and the view of the current record, without its bytes.

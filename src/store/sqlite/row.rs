@@ -42,7 +42,7 @@ pub(super) fn read_attempt(row: &Row<'_>, column: usize) -> rusqlite::Result<Att
     row.get(column).map(AttemptToken)
 }
 
-/// The record whose columns start at `first`: attempt, state, claimed_at, until, head, answer.
+/// The record whose columns start at `first`, without its answer: attempt, state, claimed_at, until, head.
 pub(super) fn record(row: &Row<'_>, first: usize) -> rusqlite::Result<Record> {
     Ok(Record {
         attempt: read_attempt(row, first)?,
@@ -50,7 +50,7 @@ pub(super) fn record(row: &Row<'_>, first: usize) -> rusqlite::Result<Record> {
         claimed_at: read_time(row, first + 2)?,
         until: read_time(row, first + 3)?,
         head: read_bytes(row, first + 4)?.unwrap_or_default(),
-        answer: read_bytes(row, first + 5)?,
+        answer: None,
     })
 }
 

@@ -28,22 +28,24 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 const APPLICATION_ID: i64 = 0x6f6e_6365;
 
 /// Each brings the schema from the version that is its place to the next one.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("../../../migrations/sqlite/0001_records.sql"),
     include_str!("../../../migrations/sqlite/0002_rules.sql"),
     include_str!("../../../migrations/sqlite/0003_audit.sql"),
     include_str!("../../../migrations/sqlite/0004_deliveries.sql"),
+    include_str!("../../../migrations/sqlite/0005_pieces.sql"),
 ];
 
 /// The tables that previews read and earlier versions did not have: the version that brought each, and an empty one in its
 /// place.
-const YOUNGER: [(usize, &str); 2] = [
+const YOUNGER: [(usize, &str); 3] = [
     (2, "CREATE TEMP TABLE rules_period (service, namespace, since, digest, description)"),
     (
         4,
         "CREATE TEMP TABLE delivery (id, token, sequence, origin, lane, accepted_at, queued_at, due, dead_until, attempts, head, \
          note)",
     ),
+    (5, "CREATE TEMP TABLE piece (seq, attempt, place, answer)"),
 ];
 
 /// A file that is ready for the writer.

@@ -214,6 +214,11 @@ impl Session {
         self.in_flight.insert(id, (self.conn.last_insert_rowid(), current));
     }
 
+    /// The row id and the view of a record, if remembered.
+    pub(super) fn remembered(&self, id: &RecordId) -> Option<(i64, CurrentRecord)> {
+        self.in_flight.get(id).copied()
+    }
+
     /// Takes the row id and the view of a record that is about to change, if remembered.
     pub(super) fn take_remembered(&mut self, id: &RecordId) -> Option<(i64, CurrentRecord)> {
         self.in_flight.remove(id)

@@ -81,10 +81,15 @@ async fn a_failed_sync_is_fatal() {
     for at in [Failpoint::Commit, Failpoint::Checkpoint] {
         let dir = tempfile::tempdir().unwrap();
         let (store, reported) = with_failpoints(&dir.path().join("a.db"));
-        store.claim(id(1), fresh(1)).await.unwrap();
+        let end = complete(Bytes::from(vec![1; 1_000_000]));
+        for number in 1..=3 {
+            store.claim(id(number), fresh(number)).await.unwrap();
+        }
+        for number in 2..=3 {
+            store.settle(id(number), attempt(number), end.clone()).await.unwrap();
+        }
         store.ask(InjectFailures(at, ffi::SQLITE_IOERR_FSYNC, 1)).await.unwrap();
-        // Enough for a checkpoint.
-        let end = complete(Bytes::from(vec![1; 20_000_000]));
+        // With the others, enough for a checkpoint.
         let settled = store.settle(id(1), attempt(1), end).await;
         match at {
             Failpoint::Commit => assert!(matches!(settled, Err(Error::Indeterminate(_))), "{settled:?}"),

@@ -1,6 +1,7 @@
 mod crash;
 mod disk;
 mod files;
+mod pieces;
 mod turns;
 mod upgrade;
 
@@ -156,7 +157,7 @@ fn files_that_are_not_ours_are_refused_and_left_alone() {
     drop(acquire(&Settings::new(&newer)));
     Connection::open(&newer).unwrap().pragma_update(None, "user_version", 7).unwrap();
     let message = refusal(&newer);
-    assert!(message.contains("schema version 7") && message.contains("up to 4"), "{message}");
+    assert!(message.contains("schema version 7") && message.contains("up to 5"), "{message}");
 
     let damaged = dir.path().join("damaged.db");
     drop(open(&damaged));
@@ -228,6 +229,7 @@ fn no_statement_scans_the_table() {
         }
         lines.join("; ")
     };
+    use super::pieces::sql as sql_of_pieces;
     use listing::sql::Scan;
     use requests::sql;
     let expire = schema::turn_unknown_sql(sql::LEASE_IS_PAST);
@@ -243,6 +245,11 @@ fn no_statement_scans_the_table() {
         (vec![sql::SWEEP.to_owned()], "USING INDEX record_expiry (until<?)"),
         (walks[..2].to_vec(), "INDEX record_id (id>? AND id<?)"),
         (walks[2..].to_vec(), "INDEX record_unknown (id>? AND id<?)"),
+        (
+            [sql_of_pieces::ALL, sql_of_pieces::LENGTH, sql_of_pieces::REMOVE].map(str::to_owned).to_vec(),
+            "USING INDEX piece_attempt (attempt=?)",
+        ),
+        (vec![listing::sql::beginnings()], "USING COVERING INDEX piece_attempt (attempt=? AND place=?)"),
         (vec![listing::sql::LAST_ROW.to_owned()], "USING INTEGER PRIMARY KEY (rowid<?)"),
         (vec![listing::sql::last_rows()], "USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
     ]
@@ -255,7 +262,7 @@ fn no_statement_scans_the_table() {
         let plan = plan.replace("SCAN o;", "");
         assert!(!plan.contains("SCAN") && !plan.contains("TEMP B-TREE"), "{statement}: {plan}");
     }
-    assert_eq!(plan(sql::CLAIM), "");
+    assert_eq!((plan(sql::CLAIM), plan(sql_of_pieces::PUT)), (String::new(), String::new()));
     assert!(plan(&Scan::InFlight.chunk()).contains("USING INDEX record_lease"));
     for count in schema::COUNTS {
         assert!(plan(count).starts_with("SCAN record USING COVERING INDEX"), "{}", plan(count));
