@@ -11,6 +11,7 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::request::Head;
 use crate::http::body::Body;
@@ -20,7 +21,7 @@ use crate::idempotency::policy::Cors;
 use crate::idempotency::record::{RequestId, Timestamp};
 use crate::route::{Ambiguous, Route, Router};
 use crate::telemetry::http_date;
-use crate::telemetry::outcome::Outcome;
+use crate::telemetry::outcome::{Code, Outcome};
 
 /// Every origin.
 const ANY: HeaderValue = HeaderValue::from_static("*");
@@ -280,6 +281,9 @@ const FEW: usize = 20;
 /// What to expect of an upstream that has not answered yet.
 const FIRST_GUESS: Duration = Duration::from_secs(5);
 
+/// Of two times that differ by less, the end of a question counts before that of its client's patience.
+const ABOUT_EQUAL: Duration = Duration::from_millis(100);
+
 /// The durations of a route's recent attempts: how long a client that met an attempt in flight should wait.
 #[derive(Default)]
 pub(super) struct Estimator {
@@ -293,7 +297,30 @@ struct Recent {
     next: usize,
 }
 
+/// Until when what a client waits for may take.
+pub(super) struct Deadlines {
+    /// The store, before an attempt begins.
+    pub(super) store: Instant,
+    /// All of it, for `client_timeout`.
+    pub(super) client: Instant,
+}
+
+impl Deadlines {
+    /// How long a question to the upstream may take that takes `longest` by itself; nothing where its own end comes first.
+    pub(super) fn of_question(&self, longest: Duration) -> Option<Duration> {
+        let left = self.client.saturating_duration_since(Instant::now());
+        (left + ABOUT_EQUAL < longest).then_some(left)
+    }
+}
+
 impl Estimator {
+    /// The problem for a client whose `client_timeout` is over while its request goes on.
+    pub(super) fn still_running(&self, client_timeout: Duration, longest: Duration) -> Problem {
+        let detail =
+            "the answer is not there yet, and what has begun goes on; send the request again with the same key";
+        Problem::new(Code::StillRunning, detail).retry_after(self.remaining(client_timeout, longest))
+    }
+
     /// An attempt took this long.
     pub(super) fn took(&self, duration: Duration) {
         let millis = u32::try_from(duration.as_millis() + 1).unwrap_or(u32::MAX);

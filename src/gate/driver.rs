@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use http::Request;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 
 use super::admission::admit::{Admission, Candidate, Refusal, Step, Unprotected};
 use super::admission::jwt::unverified;
 use super::admission::preflight::{Preflight, announced};
-use super::answer::{Client, CrossOrigin, Reply};
+use super::answer::{Client, CrossOrigin, Deadlines, Reply};
 use super::claim::protected::{ProtectedRequest, identify, read_back};
 use super::driver::actions::ActionExecutor;
 use super::observe::ObservedExchange;
@@ -178,45 +178,37 @@ impl Gate {
         let mut request = ProtectedRequest::new(at, (head, body), (key, fingerprint), Arc::clone(permit));
         request.note_record();
         let upstream::Settings { client_timeout, timeout: whole, .. } = self.upstreams[route.upstream].settings();
-        let still_running = |id| {
-            let detail =
-                "the answer is not there yet, and what has begun goes on; send the request again with the same key";
-            let wait = state.estimator.remaining(*client_timeout, *whole);
-            refuse(Problem::new(Code::StillRunning, detail).retry_after(wait).of_record(id), true)
-        };
+        let (client, store) = (request.began + *client_timeout, request.began + self.settings.settle_timeout);
+        request.deadlines = Some(Deadlines { store, client });
+        // Where `client_timeout` is not shorter, the attempt's own end comes first.
+        let is_bounded = client_timeout < whole || matches!(policy.recovery, Recovery::Resend(_));
+        let still_running = |id| refuse(state.estimator.still_running(*client_timeout, *whole).of_record(id), true);
         // 9. Replay from memory, where the answer is at hand.
-        let recalled = request.recalled();
-        let recalled = match policy.reauthorize {
-            Some(_) => timeout(*client_timeout, recalled).await,
-            None => Ok(recalled.await),
-        };
-        match recalled {
-            Ok(Some(reply)) => return reply,
-            Ok(None) => {}
-            // The upstream does not say whether this caller may have it.
-            Err(_) => return still_running(request.id),
-        }
-        // While one id secret takes the place of another, its record may stand under another id.
-        request.find_record().await;
-        request.note_record();
-        let id = request.id;
-        // 10. Accept it, where it is to be delivered later.
-        if let Some(reply) = request.accepted().await {
+        if let Some(reply) = request.recalled().await {
             return reply;
         }
+        let asking = async {
+            // While one id secret takes the place of another, its record may stand under another id.
+            request.find_record().await;
+            request.note_record();
+            // 10. Accept it, where it is to be delivered later.
+            request.accepted().await
+        };
+        match if is_bounded { timeout_at(client, asking).await } else { Ok(asking.await) } {
+            Ok(Some(reply)) => return reply,
+            Ok(None) => {}
+            Err(_) => return still_running(request.id),
+        }
+        let id = request.id;
         // 11. Else claim the key, run, settle and reply: see `drive`.
-        let (client, reply) = oneshot::channel();
+        let (sender, reply) = oneshot::channel();
         // In a box: a future of this size would be copied several times on its way into the task.
-        tokio::spawn(Box::pin(drive(request, Client(client))));
+        tokio::spawn(Box::pin(drive(request, Client(sender))));
         let failed = |_| {
             // The task is gone without a reply. Only a bug does that, and how far it came is unknown.
             refuse(Problem::new(Code::OutcomeUnknown, "the gate failed at this request").of_record(id), true)
         };
-        if client_timeout >= whole && !matches!(policy.recovery, Recovery::Resend(_)) {
-            // The attempt's own end comes first.
-            return reply.await.unwrap_or_else(failed);
-        }
-        match timeout(*client_timeout, reply).await {
+        match if is_bounded { timeout_at(client, reply).await } else { Ok(reply.await) } {
             Ok(reply) => reply.unwrap_or_else(failed),
             Err(_) => still_running(id),
         }

@@ -40,7 +40,9 @@ pub use self::machine::Protocol;
 /// The times that bound a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProtocolLimits {
-    /// How long a client waits for the store: for a claim, and for the settlement of its attempt.
+    /// How long a client waits for a claim: what is left of `settle_timeout` where the store was asked before.
+    pub claim_timeout: Duration,
+    /// How long it waits for the store otherwise, as for the settlement of its attempt.
     pub settle_timeout: Duration,
     /// How long a claim stands without being renewed.
     pub lease: Duration,

@@ -10,10 +10,11 @@
 //! under several ids for that reason, a completed one counts before all others. Several deliveries may stand as well: a record
 //! of one counts before those that have none, and of those the one with the lowest id is delivered.
 
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 
 use super::protected::ProtectedRequest;
 use crate::idempotency::credential::Proof;
+use crate::idempotency::key::Key;
 use crate::idempotency::record::{RecordId, State};
 use crate::store::{Error, Store};
 
@@ -58,7 +59,7 @@ impl ProtectedRequest {
             // One time for all: while the store is away, the claim says so.
             None => {
                 let finding = find(store, &identities, self.may_have_delivery());
-                let found = timeout(self.gate.settings.settle_timeout, finding).await;
+                let found = timeout_at(self.store_deadline(), finding).await;
                 found.ok().and_then(Result::ok).flatten().map(|(place, _)| place)
             }
         };
@@ -82,6 +83,15 @@ impl ProtectedRequest {
         let (namespace, scope, caller) = (&self.route.namespace, &self.policy().scope, self.head.caller());
         let identifiers = self.gate.identifiers.all();
         identifiers.map(|identifier| identifier.identify(namespace, scope, caller, &self.key)).collect()
+    }
+
+    /// A digest of its record's namespace and scope, and of its caller's proof: what a record with a fixed key would have.
+    pub(in crate::gate) fn scope_digest(&self) -> [u8; 32] {
+        let key = Key::from_fingerprint(&[0; 32]);
+        let (namespace, scope) = (&self.route.namespace, &self.policy().scope);
+        let (id, proof) = self.gate.identifiers.first.identify(namespace, scope, self.head.caller(), &key);
+        // The proof is bound to the id.
+        proof.map_or(id.0, |proof| proof.0)
     }
 
     /// The ids under which its record may stand besides its own. Most gates have one secret: then there are none.

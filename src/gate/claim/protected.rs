@@ -11,7 +11,7 @@ use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::Instant;
 
 use super::delivery_context::DeliveryContext;
-use crate::gate::answer::Reply;
+use crate::gate::answer::{Deadlines, Reply};
 use crate::gate::pass;
 use crate::gate::pass::{ForwardOptions, spool_problem};
 use crate::gate::request;
@@ -67,6 +67,8 @@ pub(in crate::gate) struct ProtectedRequest {
     pub(in crate::gate) proof: Option<Proof>,
     /// When the request was whole.
     pub(in crate::gate) began: Instant,
+    /// Where a client waits for it.
+    pub(in crate::gate) deadlines: Option<Deadlines>,
     /// A shutdown waits for it.
     pub(in crate::gate) going: Arc<watch::Receiver<()>>,
     /// It is one of the requests in flight, also after its client has left.
@@ -99,6 +101,7 @@ impl ProtectedRequest {
             is_unattended: false,
             proof,
             began: Instant::now(),
+            deadlines: None,
             going: Arc::new(gate.shared.drain.requests.subscribe()),
             _permit: permit,
         }
@@ -141,15 +144,6 @@ impl ProtectedRequest {
         }
     }
 
-    /// A digest of its record's namespace and scope, and of its caller's proof: what a record with a fixed key would have.
-    pub(in crate::gate) fn scope_digest(&self) -> [u8; 32] {
-        let key = Key::from_fingerprint(&[0; 32]);
-        let (namespace, scope) = (&self.route.namespace, &self.policy().scope);
-        let (id, proof) = self.gate.identifiers.first.identify(namespace, scope, self.head.caller(), &key);
-        // The proof is bound to the id.
-        proof.map_or(id.0, |proof| proof.0)
-    }
-
     /// The times that bound it.
     pub(in crate::gate) fn limits(&self) -> ProtocolLimits {
         let settle_timeout = self.gate.settings.settle_timeout;
@@ -157,7 +151,15 @@ impl ProtectedRequest {
             Recovery::Resend(resend) => *resend,
             Recovery::Hold | Recovery::Retry | Recovery::Probe(_) => Resend { attempts: 1, backoff: Duration::ZERO },
         };
-        ProtocolLimits { settle_timeout, lease: self.policy().lease, patience: self.patience(), attempts, backoff }
+        // What another look at the store has taken is gone.
+        let claim_timeout = self.store_deadline().saturating_duration_since(Instant::now());
+        let (lease, patience) = (self.policy().lease, self.patience());
+        ProtocolLimits { claim_timeout, settle_timeout, lease, patience, attempts, backoff }
+    }
+
+    /// Until when the store may take before an attempt begins.
+    pub(in crate::gate) fn store_deadline(&self) -> Instant {
+        self.deadlines.as_ref().map_or_else(|| Instant::now() + self.gate.settings.settle_timeout, |end| end.store)
     }
 
     /// How long the request may wait for another's attempt; zero where it is to be answered at once.

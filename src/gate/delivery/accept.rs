@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::json;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{deliver, request_status};
 use crate::gate::answer::Reply;
@@ -86,7 +86,7 @@ impl ProtectedRequest {
                 None => Ok(None),
             }
         };
-        match timeout(self.gate.settings.settle_timeout, looking).await {
+        match timeout_at(self.store_deadline(), looking).await {
             Ok(Ok(Some(known))) => self.reply_to(known).await.ok(),
             _ => None,
         }
@@ -94,7 +94,7 @@ impl ProtectedRequest {
 
     async fn accept(&self) -> Option<Reply> {
         for _ in 0..3 {
-            let known = match timeout(self.gate.settings.settle_timeout, self.keep_or_find()).await {
+            let known = match timeout_at(self.store_deadline(), self.keep_or_find()).await {
                 Ok(Ok(known)) => known,
                 Ok(Err(problem)) => return Some(self.problem(problem)),
                 Err(_) => return Some(self.problem(unkept())),
@@ -244,14 +244,14 @@ impl ProtectedRequest {
 
     /// Whether its key has no such record any more, as far as the store says.
     async fn is_gone(&self, record: &Record) -> bool {
-        let found = timeout(self.gate.settings.settle_timeout, self.gate.shared.store.get(self.id)).await;
+        let found = timeout_at(self.store_deadline(), self.gate.shared.store.get(self.id)).await;
         !matches!(found, Ok(Ok(Some(listed))) if listed.record.version() == record.version())
     }
 
     /// Whether it is delivered.
     pub(super) async fn is_queued(&self) -> Result<bool, Problem> {
         let finding = deliveries::is_queued(&*self.gate.shared.store, self.id);
-        match timeout(self.gate.settings.settle_timeout, finding).await {
+        match timeout_at(self.store_deadline(), finding).await {
             Ok(Ok(is_queued)) => Ok(is_queued),
             Ok(Err(error)) => Err(self.not_accepted(&error)),
             Err(_) => Err(unkept()),
@@ -267,7 +267,7 @@ impl ProtectedRequest {
             let delivery = deliveries::of(store)?.delivery(self.id).await?;
             Ok((delivery, store.get(self.id).await?))
         };
-        Ok(match timeout(self.gate.settings.settle_timeout, finding).await {
+        Ok(match timeout_at(self.store_deadline(), finding).await {
             Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => {
                 self.accepted_reply("queued", delivery.due_in(wall_clock()))
             }
@@ -373,6 +373,7 @@ impl ProtectedRequest {
             is_unattended: true,
             proof: record.proof,
             began: Instant::now(),
+            deadlines: None,
             going: Arc::new(gate.shared.drain.requests.subscribe()),
             _permit: permit,
         })

@@ -12,13 +12,13 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::gate::tests::upstream_settings;
-use crate::gate::{Gate, HeaderNames, Settings, Tokens};
+use crate::gate::{Gate, HeaderNames, Secret, Settings, Tokens};
 use crate::http::accept::AcceptSettings;
 use crate::http::forwarding::Forwarding;
 use crate::http::headers::OwnHeaders;
 use crate::http::limits::Limits;
 use crate::http::server;
-use crate::http::upstream::{Dial, Io, Upstream};
+use crate::http::upstream::{self, Dial, Io, Upstream};
 use crate::http::usage::Usage;
 use crate::idempotency::policy::{InFlight, Policy, StoreFailure};
 use crate::idempotency::record::Timestamp;
@@ -30,6 +30,7 @@ use crate::store::{Filter, Store};
 use crate::telemetry::metrics::Metrics;
 
 mod accepted;
+mod deadlines;
 mod late;
 
 const WAIT: Duration = Duration::from_secs(20);
@@ -89,6 +90,16 @@ fn pair(policy: Policy) -> Pair {
 }
 
 fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc<Gate> {
+    gate_to(policy, Vec::new(), upstream_settings(), (store, backend))
+}
+
+/// A gate that has other id secrets besides, and these times of its upstream.
+fn gate_to(
+    policy: &Policy,
+    other_id_secrets: Vec<Option<Secret>>,
+    upstream: upstream::Settings,
+    (store, backend): (&Arc<Unreliable>, &Arc<Backend>),
+) -> Arc<Gate> {
     let route = Route {
         name: "all".into(),
         namespace: "all".into(),
@@ -101,7 +112,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
     let settings = Settings {
         service: "default".into(),
         id_secret: None,
-        other_id_secrets: Vec::new(),
+        other_id_secrets,
         settle_timeout: Duration::from_secs(2),
         headers: HeaderNames {
             status: Some(http::HeaderName::from_static("idempotency-status")),
@@ -120,7 +131,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
     let metrics = Metrics::new();
     let usage = Usage::new(&Limits::default(), &metrics);
     let dialler = Arc::new(Dialler(Arc::clone(backend)));
-    let upstreams = vec![Upstream::through(upstream_settings(), Arc::clone(&usage), dialler)];
+    let upstreams = vec![Upstream::through(upstream, Arc::clone(&usage), dialler)];
     Gate::new(settings, Router::new(vec![route]).unwrap(), upstreams, store, usage, &metrics)
 }
 

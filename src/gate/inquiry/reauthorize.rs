@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tokio::sync::OnceCell;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Question;
 use crate::gate::answer::{Client, Reply};
 use crate::gate::claim::protected::ProtectedRequest;
 use crate::http::problem::Problem;
+use crate::http::upstream;
 use crate::idempotency::codec::Answer;
 use crate::idempotency::decide::Decision;
 use crate::idempotency::record::Timestamp;
@@ -106,12 +107,18 @@ impl ProtectedRequest {
         let (questions, digest) = (&self.gate.shared.questions, question.digest());
         let shared = questions.shared(digest);
         // Where the request that asks goes away, the next one that waits asks.
-        match shared
-            .said
-            .get_or_init(|| async { permission(question.ask().await.map(|inquired| inquired.answer)) })
-            .await
-            .clone()
-        {
+        let asking =
+            shared.said.get_or_init(|| async { permission(question.ask().await.map(|inquired| inquired.answer)) });
+        let upstream::Settings { client_timeout, timeout: longest, .. } = self.upstream().settings();
+        let limit = self.deadlines.as_ref().and_then(|deadlines| deadlines.of_question(*longest));
+        let said = match limit {
+            Some(limit) => match timeout(limit, asking).await {
+                Ok(said) => said,
+                Err(_) => return Some(self.problem(self.state.estimator.still_running(*client_timeout, *longest))),
+            },
+            None => asking.await,
+        };
+        match said.clone() {
             ReplayPermission::Granted => None,
             ReplayPermission::Refused(answer) => {
                 if answer.content.as_ref().is_some_and(|content| content.body.len() > LARGEST_SHARED) {

@@ -396,7 +396,7 @@ impl Protocol {
 
     /// When the client of a claim is answered at the latest; nothing once it is.
     fn claim_deadline(&self, claiming: &Claiming) -> Option<Duration> {
-        (!claiming.is_given_up).then_some(claiming.since + self.limits.settle_timeout)
+        (!claiming.is_given_up).then_some(claiming.since + self.limits.claim_timeout)
     }
 
     fn is_past(&self, claiming: &Claiming, now: Duration) -> bool {
