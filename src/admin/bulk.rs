@@ -379,14 +379,11 @@ fn pinned(filter: &Filter, as_of: Option<Timestamp>) -> Filter {
     }
 }
 
-/// Whether a record stood as it stands now at that time, and was as old then as the filter says. One that is unknown and cannot be
-/// read does not tell: it may have been in flight.
+/// Whether a record stood as it stands now at that time, and was as old then as the filter says. One that cannot be read does not tell
+/// since when it is unknown: it counts from its claim, or nothing would find the records whose encryption key is lost.
 fn stood(found: &RecordEntry, filter: &Filter, as_of: Timestamp) -> bool {
     let record = &found.record;
     if filter.older_than.is_some_and(|age| record.claimed_at.plus(age) > as_of) {
-        return false;
-    }
-    if record.state == record::State::Unknown && Head::decode(&record.head).is_err() {
         return false;
     }
     // A time later than now says nothing: the request was given up under a longer `unknown_ttl` than it was accepted under.

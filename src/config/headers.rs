@@ -117,7 +117,7 @@ fn name_or_false() -> Kind<Option<HeaderName>> {
 
 /// The same for a header that is none of those that are taken.
 fn name_or_false_but(taken: &'static str) -> Kind<Option<HeaderName>> {
-    let shape = || json!({ "type": ["string", "boolean"], "pattern": format!("^{TOKEN}$"), "not": { "const": true } });
+    let shape = || json!({ "type": ["string", "boolean"], "pattern": format!("^{TOKEN}$"), "not": { "enum": [true, "true", "false"] } });
     Kind::new(
         shape,
         move |node| name(node, taken),
@@ -142,6 +142,9 @@ fn name(node: &Node<'_>, taken: &str) -> Result<Option<HeaderName>, Wrong> {
     // An environment variable that says false means the same.
     if let Value::Bool(_, on) = node.value {
         return if *on { Err(Wrong::new("true is not a header name").hint(hint)) } else { Ok(None) };
+    }
+    if let Ok(text @ ("true" | "false")) = node.text() {
+        return Err(Wrong::new(format!("`{text}` in quotes would be the name of the header")).hint(hint));
     }
     named(node, taken, hint).map(Some)
 }

@@ -206,6 +206,7 @@ fn one(table: &Table<'_>, defaults: &Defaults, upstreams: &Upstreams, printed: &
     let (preset, base) = defaults.of_route(table);
     let draft = policy::read(table, &base);
     let name = keys.name.as_deref().unwrap_or("?");
+    advice::on_methods(table, name, &keys.methods);
     advice::on_idle_keys(table, name, &draft.policy, defaults.has_consumers);
     check_policy(table, name, &draft, upstreams.timeout(upstream), defaults.forwards_key);
     // A wrong upstream is reported; the route still takes part in the checks of all routes.

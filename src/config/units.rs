@@ -44,6 +44,10 @@ pub(super) fn duration(text: &str) -> Result<Duration, Wrong> {
 
 /// What to say of a duration that is a bare number.
 pub(super) fn no_unit(number: impl std::fmt::Display) -> Wrong {
+    let number = number.to_string();
+    if number == "0" {
+        return Wrong::new("a duration needs a unit").hint(DURATION_HINT);
+    }
     Wrong::new("a duration needs a unit")
         .hint(format!("write \"{number}s\" for seconds, \"{number}ms\" for milliseconds, or m, h, d"))
 }

@@ -13,9 +13,10 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use lapin::message::Delivery;
 use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueDeclareOptions,
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicNackOptions, BasicQosOptions,
+    QueueDeclareOptions,
 };
-use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ErrorKind};
@@ -35,6 +36,9 @@ const QUEUE: &str = "x-oncegate-queue";
 
 /// A header of a message of a quorum queue: how often it came back.
 const RETURNS: &str = "x-delivery-count";
+
+/// A header of a message of a stream: its place there. Nothing else tells that a queue is a stream.
+const OFFSET: &str = "x-stream-offset";
 
 /// From so many on the log warns, and how often at most.
 const MANY_RETURNS: i64 = 5;
@@ -79,6 +83,10 @@ struct Queue {
     consumer: Option<Consumer>,
     /// When the log had the last message that came back often.
     warned: Option<Instant>,
+    /// A message that is still looked at.
+    received: Option<Delivery>,
+    /// RabbitMQ has said that the queue is no stream.
+    is_no_stream: bool,
     /// Messages that are not acknowledged, with their bodies.
     unacknowledged: HashMap<u64, (Delivery, Bytes)>,
 }
@@ -118,6 +126,8 @@ pub(super) async fn subscribe(
         dead_letters,
         consumer: None,
         warned: None,
+        received: None,
+        is_no_stream: false,
         unacknowledged: HashMap::new(),
     }))
 }
@@ -177,18 +187,22 @@ impl Subscription for Queue {
 
     async fn next(&mut self) -> Result<Received, Error> {
         let Some(consumer) = &mut self.consumer else { return Err(Error("it has not begun".to_owned())) };
-        match consumer.next().await {
-            Some(delivery) => {
-                let mut delivery = delivery?;
-                let receipt = delivery.delivery_tag;
-                self.look_at_returns(&delivery.properties);
-                let body = Bytes::from(std::mem::take(&mut delivery.data));
-                let (properties, headers) = (properties(&delivery), headers(&delivery.properties));
-                self.unacknowledged.insert(receipt, (delivery, body.clone()));
-                Ok(Received { receipt, properties, headers, body })
+        if self.received.is_none() {
+            match consumer.next().await {
+                Some(delivery) => self.received = Some(delivery?),
+                None => return Err(Error("the broker ended the subscription; is the queue gone?".to_owned())),
             }
-            None => Err(Error("the broker ended the subscription; is the queue gone?".to_owned())),
         }
+        if !self.is_no_stream && self.received.as_ref().is_some_and(|delivery| has_offset(&delivery.properties)) {
+            self.refuse_stream().await?;
+        }
+        let Some(mut delivery) = self.received.take() else { return Err(Error("it has no message".to_owned())) };
+        let receipt = delivery.delivery_tag;
+        self.look_at_returns(&delivery.properties);
+        let body = Bytes::from(std::mem::take(&mut delivery.data));
+        let (properties, headers) = (properties(&delivery), headers(&delivery.properties));
+        self.unacknowledged.insert(receipt, (delivery, body.clone()));
+        Ok(Received { receipt, properties, headers, body })
     }
 
     async fn end(&mut self, receipt: u64, end: &MessageEnd) -> Result<EndReply, Error> {
@@ -251,6 +265,25 @@ impl Queue {
         self.channel.basic_consume(self.queue.clone(), tag, options, FieldTable::default()).await
     }
 
+    /// Refuses a stream. RabbitMQ does not keep which messages of a stream were acknowledged: those that come while no gate runs would
+    /// never run.
+    async fn refuse_stream(&mut self) -> Result<(), Error> {
+        let channel = self.connection.create_channel().await?;
+        match channel.basic_get(self.queue.clone(), BasicGetOptions::default()).await {
+            Err(error) if is_not_implemented(&error) => Err(Error(format!(
+                "the queue {} is a stream, of which RabbitMQ does not keep what was acknowledged: messages would be lost at each \
+                 restart; consume a classic or a quorum queue",
+                self.queue
+            ))),
+            Err(error) if !is_in_use(&error) => Err(error.into()),
+            // A message of a stream was brought to this queue. What was got here goes back with the channel.
+            _ => {
+                self.is_no_stream = true;
+                channel.close(SUCCESS, "it is no stream".into()).await.or_else(|_| Ok(()))
+            }
+        }
+    }
+
     /// How many consumers the queue has. Of a quorum queue with a single active consumer: how many are active.
     async fn consumers(&self) -> Result<u32, Error> {
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
@@ -298,6 +331,17 @@ fn returns(properties: &BasicProperties) -> i64 {
         Some(AMQPValue::LongUInt(count)) => (*count).into(),
         _ => 0,
     }
+}
+
+/// Whether a message shows that it came from a stream.
+fn has_offset(properties: &BasicProperties) -> bool {
+    properties.headers().as_ref().is_some_and(|headers| headers.inner().contains_key(OFFSET))
+}
+
+/// Whether this kind of queue does not have what was asked for.
+fn is_not_implemented(error: &lapin::Error) -> bool {
+    let not_implemented = AMQPErrorKind::Hard(AMQPHardError::NOTIMPLEMENTED);
+    matches!(error.kind(), ErrorKind::ProtocolError(error) if *error.kind() == not_implemented)
 }
 
 /// Whether a queue refuses a consumer for the sake of another.

@@ -103,7 +103,7 @@ impl Gate {
         head.note_protected(!matches!(step, Step::Forward(_)));
         let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head.headers));
         let reply = match step {
-            Step::Refuse(refusal) => self.refused(route, id, refusal),
+            Step::Refuse(refusal) => self.refused(route, id, self.with_other_keys(refusal, &head)),
             Step::Forward(why) => {
                 let observed =
                     (why == Unprotected::Observed).then(|| ObservedExchange::begin(self, route, &state, &head));
@@ -157,7 +157,9 @@ impl Gate {
                 };
                 match step {
                     Step::Protect(found) => found,
-                    Step::Refuse(refusal) => return self.refused(route, request_id, refusal),
+                    Step::Refuse(refusal) => {
+                        return self.refused(route, request_id, self.with_other_keys(refusal, &head));
+                    }
                     Step::Verify { .. } => return refuse(unverified(), true),
                     Step::Forward(_) | Step::NeedBody => {
                         head.note_protected(false);

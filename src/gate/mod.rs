@@ -347,6 +347,12 @@ impl Gate {
         if has_key { self.keyed(reply) } else { reply }
     }
 
+    /// A refusal that knows of a key where its route reads none, as the header that other routes read. Nothing was done with it.
+    fn with_other_keys(&self, refusal: Refusal, head: &request::Head) -> Refusal {
+        let has_key = refusal.has_key || self.key_places.has_key(&head.method, &head.uri, &head.headers);
+        Refusal { has_key, ..refusal }
+    }
+
     /// The answer to a request that is refused whatever its route does with it, with all that the route adds to it.
     fn refused_early(
         &self,

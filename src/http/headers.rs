@@ -68,20 +68,21 @@ const NEVER_STRIPPED: [&str; 16] = [
 ];
 
 /// Names that are taken for others by servers that hand headers on as variables, as CGI does (RFC 3875, 4.1.18): there
-/// `X_Forwarded_For` is `X-Forwarded-For`, and two headers become one.
+/// `X_Forwarded_For` is `X-Forwarded-For`, and two headers become one. A name that is itself configured is no alias.
 fn is_alias(name: &HeaderName, kept: &[HeaderName], own: &OwnHeaders) -> bool {
     static PLAIN: ByteSet = ByteSet::lower_case_and(b"-");
-    let name = name.as_str();
-    if PLAIN.span(name) == name.len() {
+    let is_plain = |name: &HeaderName| PLAIN.span(name.as_str()) == name.as_str().len();
+    if is_plain(name) && kept.iter().all(is_plain) || kept.contains(name) {
         return false;
     }
+    let name = name.as_str();
     let others = ["transfer-encoding", "idempotency-control", "x-forwarded-port", "x-real-ip"];
     let meant = NEVER_STRIPPED.into_iter().chain(others).chain(kept.iter().chain(&own.attempt).map(HeaderName::as_str));
     let folds_to = |meant: &str| {
         let mut bytes = name.bytes().zip(meant.bytes());
         name != meant
             && name.len() == meant.len()
-            && bytes.all(|(own, meant)| own == meant || !PLAIN.has(own) && !meant.is_ascii_alphanumeric())
+            && bytes.all(|(own, meant)| own == meant || !own.is_ascii_alphanumeric() && !meant.is_ascii_alphanumeric())
     };
     meant.into_iter().any(folds_to)
 }
@@ -611,6 +612,17 @@ mod tests {
         for name in harmless {
             assert!(out.contains_key(name), "{name}");
         }
+    }
+
+    /// A route may read keys and scopes from headers whose names have underscores.
+    #[test]
+    fn a_configured_name_is_kept_and_what_is_taken_for_it_is_not() {
+        let kept = ["idempotency_key", "my_tenant"].map(HeaderName::from_static);
+        let lines =
+            ["idempotency_key", "idempotency-key", "my_tenant", "my-tenant", "my.tenant", "x-request-id", "my-tenants"];
+        let out = onward(map(&lines.map(|name| (name, "1"))), &kept);
+        let gone: Vec<_> = lines.into_iter().filter(|name| !out.contains_key(*name)).collect();
+        assert_eq!(gone, ["idempotency-key", "my-tenant", "my.tenant"]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use http::header::CONNECTION;
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -359,6 +360,10 @@ async fn http1<S, H>(
                 }
                 Err(RefusedRequest { fault, head }) => handler.refuse(fault, Known::Raw(&head), &peer),
             };
+            // hyper would write one of its own.
+            if response.status().canonical_reason().is_none() && response.extensions().get::<ReasonPhrase>().is_none() {
+                response.extensions_mut().insert(ReasonPhrase::from_static(b""));
+            }
             if !state.answer(number, response.status() == StatusCode::SWITCHING_PROTOCOLS) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }

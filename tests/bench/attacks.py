@@ -15,7 +15,7 @@ SCRIPT = pathlib.Path(__file__).with_name("load.lua")
 MIB = 1 << 20
 # Of answers that are kept as a whole, the largest, and less than `max_response_body`.
 LARGE = 15 * MIB
-WAITERS, SLOW, BODIES, READERS, SPRAYERS = 10_000, 5_000, 16, 64, 64
+WAITERS, SLOW, BODIES, READERS, FAST_READERS, SPRAYERS = 10_000, 5_000, 16, 64, 6, 64
 
 
 class Spray:
@@ -111,6 +111,12 @@ async def slow_reader(reader, writer, tag, turn):
     raise ValueError("closed")
 
 
+async def large_answer(reader, writer, tag, turn):
+    """A large answer that is read as fast as it comes."""
+    writer.write(head("/loud/large", f"{tag}-answer-{turn}", 2) + b"{}")
+    await skip_answer(reader)
+
+
 # By name: what the attacks are. All at once is made of those with `quota`, which is how an operator stops a spray.
 ATTACKS = {
     "spray": [Spray("/loud/fast")],
@@ -119,6 +125,7 @@ ATTACKS = {
     "bodies": [Crowd(BODIES, large_body)],
     "slow-answers": [Crowd(SLOW, slow_answer)],
     "slow-readers": [Crowd(READERS, slow_reader)],
+    "large-answers": [Crowd(FAST_READERS, large_answer)],
 }
 ATTACKS["all"] = [
     Spray("/loud/limited"), Crowd(4_000, wait), Crowd(BODIES, large_body), Crowd(SLOW, slow_answer),

@@ -179,3 +179,17 @@ fn calls_and_upgrades_are_marked_too() {
     assert!(head.start.starts_with(b"HTTP/1.1 101"), "{:?}", String::from_utf8_lossy(&head.raw));
     assert_eq!(head.get("idempotency-status").as_deref(), Some("ignored"));
 }
+
+/// The route reads its keys elsewhere, and goes on without one no more than with none.
+#[test]
+fn a_required_key_that_came_elsewhere_is_not_silent() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let routes = "[[routes]]\nname = \"a\"\npath = \"/a\"\nkey = { from = [\"header:X-Event\"], required = true }\n\
+                  [[routes]]\nname = \"b\"\npath = \"/b\"\nkey = { from = [\"json:/id\"], required = true }\n";
+    let gate = Gate::before(&upstream).routes(routes).start();
+    for path in ["/a", "/b"] {
+        Request::post(path).key("k").body("{}").send(&gate).expect_problem(400, "key-missing");
+        Request::post(path).body("{}").send(&gate).expect_bare_problem(400, "key-missing");
+    }
+    assert_eq!(upstream.runs(), 0);
+}

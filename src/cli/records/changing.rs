@@ -60,7 +60,7 @@ pub(super) async fn purge(
         client.send(Method::DELETE, &format!("{}{reason}", record_path(&id)), None).await?;
         let done = match is_delivery {
             true => "discarded: this accepted request is not delivered; its key is free",
-            false => "removed: its key is free; an attempt that still runs in another gate is not stopped",
+            false => "removed: its key is free; an attempt that still runs is not stopped",
         };
         writeln!(out, "{id} {done}")?;
     }

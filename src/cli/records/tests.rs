@@ -237,7 +237,7 @@ async fn a_record_is_shown_resolved_and_purged() {
     assert!(run(&admin, &release).await.unwrap_err().starts_with("not-unknown: "));
     assert_eq!(
         run(&admin, &["purge", &id, "--reason", "a test"]).await.unwrap(),
-        format!("{id} removed: its key is free; an attempt that still runs in another gate is not stopped\n")
+        format!("{id} removed: its key is free; an attempt that still runs is not stopped\n")
     );
     assert!(run(&admin, &["show", &id]).await.unwrap_err().starts_with("not-found: "));
     let (id, _) = admin.unknown("charge", "two").await;

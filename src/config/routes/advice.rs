@@ -8,6 +8,7 @@ use http::{HeaderName, Method};
 
 use super::super::declare::Keys as _;
 use super::super::node::Table;
+use super::super::suggest::nearest;
 use super::super::units::show_duration;
 use crate::idempotency::delivery::Deliver;
 use crate::idempotency::grpc::Status;
@@ -45,6 +46,25 @@ const PASSING: [&str; 4] = ["mode", "scope", "docs", "cors"];
 
 /// Headers that list the proxies on the way.
 const PROXIES: [&str; 3] = ["x-forwarded-for", "forwarded", "via"];
+
+/// The methods of RFC 9110, section 9, and RFC 5789 that a route may have.
+const USUAL_METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"];
+
+/// Other methods that IANA has registered, and that are near to one of those.
+const REGISTERED: [&str; 4] = ["PRI", "COPY", "LOCK", "MOVE"];
+
+/// Advises against a method that is nearly a usual one: its route protects nothing that comes by that.
+pub(super) fn on_methods(table: &Table<'_>, route: &str, methods: &[Method]) {
+    for method in methods.iter().map(Method::as_str) {
+        if USUAL_METHODS.contains(&method) || REGISTERED.contains(&method) {
+            continue;
+        }
+        if let Some(usual) = nearest(method, USUAL_METHODS) {
+            let message = format!("route `{route}` takes {method} requests, and no {usual}");
+            table.advise("methods", format!("{message}; did you mean \"{usual}\"?"));
+        }
+    }
+}
 
 /// Advises against parts of a scope that a retry has another value of, and against the key itself as one.
 pub(super) fn on_scope(table: &Table<'_>, route: &str, policy: &Policy) {

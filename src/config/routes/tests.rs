@@ -25,6 +25,22 @@ fn key_of_advice(keys: &str, words: &str) -> Option<String> {
     about.find(|advice| advice.message.contains(words)).map(|advice| advice.key)
 }
 
+/// Its requests would pass unprotected, whatever the route requires of them.
+#[test]
+fn a_method_that_is_nearly_a_usual_one_is_told() {
+    let about = advised(&format!("{APP}[[routes]]\nname = \"r\"\npath = \"/x\"\nmethods = [\"PSOT\"]\n"), "methods");
+    let expected =
+        "gate.toml:6: routes[0].methods: advice: route `r` takes PSOT requests, and no POST; did you mean \"POST\"?";
+    assert_eq!(about, [expected]);
+    for methods in [
+        "\"POST\", \"PATCH\"",
+        "\"PROPFIND\", \"MKCOL\", \"COPY\", \"MOVE\", \"LOCK\", \"SEARCH\"",
+        "\"PURGE\", \"QUERY\"",
+    ] {
+        assert_eq!(key_of_advice(&format!("methods = [{methods}]"), "did you mean"), None, "{methods}");
+    }
+}
+
 /// The gate delivers a request again by itself: no client decides that an answer 5xx means that nothing was done.
 #[test]
 fn a_route_that_accepts_requests_is_to_say_what_its_5xx_mean() {

@@ -89,6 +89,17 @@ pub enum Misfit {
         /// The length of the list.
         count: usize,
     },
+    /// Another move of these records has begun.
+    #[error(
+        "{name} says that a move to {target} databases has begun, and --to names other databases than that move\n  hint: a move that \
+         was begun goes on with the same two lists: give the list behind --to with which it began"
+    )]
+    OtherMove {
+        /// The database.
+        name: String,
+        /// How many databases that move leads to.
+        target: usize,
+    },
     /// Two of those that are to move belong to different stores.
     #[error(
         "{name} belongs to another store than {first}\n  hint: records move to new databases: name one behind --to that \

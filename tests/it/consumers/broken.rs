@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use lapin::types::AMQPValue;
+
 #[cfg(feature = "kafka")]
 use super::consuming;
 use super::{LONG, consuming_from, ended, wait_for, wait_for_connection};
@@ -73,6 +75,34 @@ fn a_dead_letter_that_is_not_taken_holds_up_no_other_message() {
     let log = gate.log();
     assert_eq!(log.matches("does not take its dead letter").count(), 1, "{log}");
     assert!(log.contains("takes dead letters again") && !log.contains("no messages come"), "{log}");
+}
+
+/// RabbitMQ keeps no place for a consumer of a stream. What came while no gate ran would never run.
+#[test]
+fn a_stream_is_refused_and_a_message_from_one_is_not() {
+    let broker = RabbitMq::of_type("stream", false);
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    for concurrency in ["", "concurrency = 1\n"] {
+        let gate = consuming_from::<RabbitMq>(&upstream, &broker.source(), concurrency).start();
+        wait_for_connection(&gate);
+        broker.publish(&[(Some("m-1"), "{}")]);
+        eventually("the log says so", || gate.log().contains("is a stream, of which RabbitMQ").then_some(()));
+        gate.stop();
+    }
+    assert_eq!(upstream.runs(), 0);
+    for queue_type in ["classic", "quorum"] {
+        let broker = RabbitMq::of_type(queue_type, false);
+        broker.publish_with("x-stream-offset", AMQPValue::LongLongInt(7), "m-1");
+        broker.publish(&[(Some("m-2"), "{}")]);
+        for (concurrency, done) in [("", 2), ("concurrency = 1\n", 1)] {
+            let gate = consuming_from::<RabbitMq>(&upstream, &broker.source(), concurrency).start();
+            wait_for(&gate, "done", done);
+            assert!(!gate.log().contains("is a stream"), "{}", gate.log());
+            gate.stop();
+            broker.publish_with("x-stream-offset", AMQPValue::LongLongInt(8), "m-3");
+        }
+    }
+    assert_eq!(upstream.runs(), 6);
 }
 
 /// RabbitMQ reads nothing from a connection that publishes while memory is short. A message that came back three times is dropped by

@@ -125,7 +125,8 @@ impl RoutePolicy {
         // The client of an attempt that outlasts this gets 504, and comes back.
         let may_outlast =
             upstream.map(Upstream::settings).is_none_or(|settings| settings.client_timeout < settings.timeout)
-                || matches!(policy.recovery, Recovery::Resend(_));
+                || matches!(policy.recovery, Recovery::Resend(_))
+                || policy.reauthorize.is_some();
         let codes = problems(policy).filter(|code| *code != Code::StillRunning || may_outlast);
         Self {
             methods: route.methods.iter().map(ToString::to_string).collect(),

@@ -39,6 +39,12 @@ impl Moving {
                 None if is_former => self.lists.from.len() == 1,
                 None => !member.database.has_records,
             };
+            if let Some(Layout { members, target: Some(target) }) = &found.layout
+                && *members == self.lists.from
+                && *target != self.lists.to
+            {
+                return Err(Misfit::OtherMove { name: member.name.clone(), target: target.len() }.into());
+            }
             if !fits {
                 let (flag, list) = if is_former { ("--from", &self.lists.from) } else { ("--to", &self.lists.to) };
                 let place = list.iter().position(|id| *id == found.id).unwrap_or_default();

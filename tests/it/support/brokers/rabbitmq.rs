@@ -188,7 +188,7 @@ impl Drop for Server {
 }
 
 impl RabbitMq {
-    /// One whose queue is kept like this (`classic`, `quorum`), and may have a single active consumer.
+    /// One whose queue is kept like this (`classic`, `quorum`, `stream`), and may have a single active consumer.
     pub fn of_type(queue_type: &str, has_single_active_consumer: bool) -> Self {
         let mut arguments = FieldTable::default();
         arguments.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
@@ -204,6 +204,17 @@ impl RabbitMq {
         arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
         arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(delivery_limit));
         Self::started(arguments)
+    }
+
+    /// Puts a message with this header into the queue.
+    pub fn publish_with(&self, name: &str, value: AMQPValue, body: &str) {
+        let mut headers = FieldTable::default();
+        headers.insert(name.into(), value);
+        let properties = BasicProperties::default().with_message_id(body.into()).with_headers(headers);
+        let (queue, options, body) = (self.name(), BasicPublishOptions::default(), body.to_owned());
+        self.with(|channel| async move {
+            channel.basic_publish("".into(), queue, options, body.as_bytes(), properties).await?.await
+        });
     }
 
     /// Whether memory is short, from now on.
