@@ -4,6 +4,7 @@ CREATE TABLE piece (
     seq INTEGER PRIMARY KEY,
     attempt BLOB NOT NULL,           -- record.attempt
     place INTEGER NOT NULL,          -- 0 is the first
+    turn INTEGER NOT NULL,           -- the same in all that were written together
     answer BLOB NOT NULL             -- last: as in record
 );
 CREATE UNIQUE INDEX piece_attempt ON piece (attempt, place);

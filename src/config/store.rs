@@ -100,8 +100,9 @@ keys! {
         cache_max_bytes: u64 = 32 << 20 => size(0..=1 << 40);
         /// How many completed records a process keeps in its own memory, from 1 to 100000000.
         cache_max_entries: usize = 65_536 => number(1..=100_000_000);
-        /// How long a client waits for a store that became unreachable after the attempt. Then it gets the upstream's
-        /// answer, marked `unrecorded`.
+        /// How long a client waits for the store to say what it knows of the key, and to take the claim or the request. Then it gets 503,
+        /// or the request is forwarded as `store_failure` says. So long it waits again for a store that became unreachable after the
+        /// attempt. Then it gets the upstream's answer, marked `unrecorded`.
         settle_timeout: Duration = Duration::from_secs(5) => time();
     }
 }

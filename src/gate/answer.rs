@@ -299,13 +299,21 @@ struct Recent {
 
 /// Until when what a client waits for may take.
 pub(super) struct Deadlines {
-    /// The store, before an attempt begins.
+    /// A look at what stands before the request claims its key or is accepted.
+    pub(super) look: Instant,
+    /// All that the store is asked before an attempt begins.
     pub(super) store: Instant,
     /// All of it, for `client_timeout`.
     pub(super) client: Instant,
 }
 
 impl Deadlines {
+    /// Those of a request that began then. A look that takes too long leaves some of the time for the claim: the record may stand in
+    /// another database, which answers.
+    pub(super) fn of(began: Instant, settle_timeout: Duration, client_timeout: Duration) -> Self {
+        Self { look: began + settle_timeout * 4 / 5, store: began + settle_timeout, client: began + client_timeout }
+    }
+
     /// How long a question to the upstream may take that takes `longest` by itself; nothing where its own end comes first.
     pub(super) fn of_question(&self, longest: Duration) -> Option<Duration> {
         let left = self.client.saturating_duration_since(Instant::now());

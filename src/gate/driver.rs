@@ -135,7 +135,8 @@ impl Gate {
     ) -> Reply {
         let policy = &route.policy;
         // 6. Read the whole body: nothing is claimed for a request that may not arrive.
-        let (request_id, has_key) = (head.id, found.is_some());
+        let request_id = head.id;
+        let has_key = found.is_some() || self.key_places.has_key(&head.method, &head.uri, &head.headers);
         let refuse = |problem, has_key| self.refused(route, request_id, Refusal { problem, has_key });
         let usage = &self.shared.usage;
         let party = || head.party(Some(&policy.scope));
@@ -180,8 +181,9 @@ impl Gate {
         let mut request = ProtectedRequest::new(at, (head, body), (key, fingerprint), Arc::clone(permit));
         request.note_record();
         let upstream::Settings { client_timeout, timeout: whole, .. } = self.upstreams[route.upstream].settings();
-        let (client, store) = (request.began + *client_timeout, request.began + self.settings.settle_timeout);
-        request.deadlines = Some(Deadlines { store, client });
+        let deadlines = Deadlines::of(request.began, self.settings.settle_timeout, *client_timeout);
+        let client = deadlines.client;
+        request.deadlines = Some(deadlines);
         // Where `client_timeout` is not shorter, the attempt's own end comes first.
         let is_bounded = client_timeout < whole || matches!(policy.recovery, Recovery::Resend(_));
         let still_running = |id| refuse(state.estimator.still_running(*client_timeout, *whole).of_record(id), true);

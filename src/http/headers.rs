@@ -72,12 +72,13 @@ const NEVER_STRIPPED: [&str; 16] = [
 fn is_alias(name: &HeaderName, kept: &[HeaderName], own: &OwnHeaders) -> bool {
     static PLAIN: ByteSet = ByteSet::lower_case_and(b"-");
     let is_plain = |name: &HeaderName| PLAIN.span(name.as_str()) == name.as_str().len();
-    if is_plain(name) && kept.iter().all(is_plain) || kept.contains(name) {
+    let configured = || kept.iter().chain(&own.attempt).chain(&own.key);
+    if is_plain(name) && configured().all(is_plain) || kept.contains(name) {
         return false;
     }
     let name = name.as_str();
     let others = ["transfer-encoding", "idempotency-control", "x-forwarded-port", "x-real-ip"];
-    let meant = NEVER_STRIPPED.into_iter().chain(others).chain(kept.iter().chain(&own.attempt).map(HeaderName::as_str));
+    let meant = NEVER_STRIPPED.into_iter().chain(others).chain(configured().map(HeaderName::as_str));
     let folds_to = |meant: &str| {
         let mut bytes = name.bytes().zip(meant.bytes());
         name != meant
@@ -623,6 +624,18 @@ mod tests {
         let out = onward(map(&lines.map(|name| (name, "1"))), &kept);
         let gone: Vec<_> = lines.into_iter().filter(|name| !out.contains_key(*name)).collect();
         assert_eq!(gone, ["idempotency-key", "my-tenant", "my.tenant"]);
+    }
+
+    #[test]
+    fn what_is_taken_for_the_gates_own_headers_is_dropped() {
+        let name = |name: &'static str| Some(HeaderName::from_static(name));
+        let own = OwnHeaders { attempt: name("x_attempt"), key: name("x-request-id") };
+        for alias in ["x-attempt", "x.attempt", "x_request_id"] {
+            assert!(is_alias(&HeaderName::from_static(alias), &[], &own), "{alias}");
+        }
+        for other in ["x-attempts", "x-request-idx", "x_requests_id"] {
+            assert!(!is_alias(&HeaderName::from_static(other), &[], &own), "{other}");
+        }
     }
 
     #[test]

@@ -40,9 +40,10 @@ pub use self::machine::Protocol;
 /// The times that bound a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProtocolLimits {
-    /// How long a client waits for a claim: what is left of `settle_timeout` where the store was asked before.
-    pub claim_timeout: Duration,
-    /// How long it waits for the store otherwise, as for the settlement of its attempt.
+    /// At what age its client is answered where the store has not answered its first claim: other looks at the store have taken their
+    /// time before.
+    pub claim_by: Duration,
+    /// How long the client waits for the store otherwise, as for the settlement of its attempt.
     pub settle_timeout: Duration,
     /// How long a claim stands without being renewed.
     pub lease: Duration,
@@ -52,6 +53,14 @@ pub struct ProtocolLimits {
     pub attempts: u32,
     /// The pause before the second of them; each one after it is twice as long.
     pub backoff: Duration,
+}
+
+impl ProtocolLimits {
+    /// How long a first claim may take at least, however long it took to look for what stands.
+    #[must_use]
+    pub fn least_for_claim(&self) -> Duration {
+        self.settle_timeout / 5
+    }
 }
 
 /// What happened.

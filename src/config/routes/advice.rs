@@ -59,7 +59,8 @@ pub(super) fn on_methods(table: &Table<'_>, route: &str, methods: &[Method]) {
         if USUAL_METHODS.contains(&method) || REGISTERED.contains(&method) {
             continue;
         }
-        if let Some(usual) = nearest(method, USUAL_METHODS) {
+        let has = |usual: &&str| methods.iter().any(|method| method.as_str() == *usual);
+        if let Some(usual) = nearest(method, USUAL_METHODS).filter(|usual| !has(usual)) {
             let message = format!("route `{route}` takes {method} requests, and no {usual}");
             table.advise("methods", format!("{message}; did you mean \"{usual}\"?"));
         }

@@ -27,7 +27,7 @@ fn key_of_advice(keys: &str, words: &str) -> Option<String> {
 
 /// Its requests would pass unprotected, whatever the route requires of them.
 #[test]
-fn a_method_that_is_nearly_a_usual_one_is_told() {
+fn a_method_that_is_nearly_a_usual_one_is_advised_against() {
     let about = advised(&format!("{APP}[[routes]]\nname = \"r\"\npath = \"/x\"\nmethods = [\"PSOT\"]\n"), "methods");
     let expected =
         "gate.toml:6: routes[0].methods: advice: route `r` takes PSOT requests, and no POST; did you mean \"POST\"?";
@@ -35,7 +35,7 @@ fn a_method_that_is_nearly_a_usual_one_is_told() {
     for methods in [
         "\"POST\", \"PATCH\"",
         "\"PROPFIND\", \"MKCOL\", \"COPY\", \"MOVE\", \"LOCK\", \"SEARCH\"",
-        "\"PURGE\", \"QUERY\"",
+        "\"PURGE\", \"PATCH\", \"BATCH\"",
     ] {
         assert_eq!(key_of_advice(&format!("methods = [{methods}]"), "did you mean"), None, "{methods}");
     }

@@ -91,9 +91,8 @@ impl KeyPlaces {
     pub(super) fn may_have_key(&self, head: &[u8]) -> bool {
         let mut lines = head_lines(head);
         let line = lines.next().unwrap_or_default();
-        let seen = Seen::of_line(line);
-        let Some(method) = seen.method else { return false };
-        let uri = seen.target.unwrap_or_else(|| legible_query(line));
+        let Some(method) = Seen::of_line(line).method else { return false };
+        let uri = legible_query(line);
         let field = |line: &[u8]| {
             let (name, value) = line.split_at(memchr::memchr(b':', line)?);
             let value = HeaderValue::from_bytes(value[1..].trim_ascii());
@@ -108,7 +107,7 @@ impl KeyPlaces {
     }
 }
 
-/// What can be read of the query of a request line whose target is no URI. Other bytes stand as `_`.
+/// What can be read of the query of a request line, whose target may be no URI. Other bytes stand as `_`.
 fn legible_query(line: &[u8]) -> Uri {
     let query = memchr::memchr(b'?', line).map_or(&[][..], |at| &line[at + 1..]);
     let end = memchr::memmem::rfind(query, b" HTTP/").unwrap_or(query.len());

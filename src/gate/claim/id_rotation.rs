@@ -10,7 +10,7 @@
 //! under several ids for that reason, a completed one counts before all others. Several deliveries may stand as well: a record
 //! of one counts before those that have none, and of those the one with the lowest id is delivered.
 
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use super::protected::ProtectedRequest;
 use crate::idempotency::credential::Proof;
@@ -59,7 +59,7 @@ impl ProtectedRequest {
             // One time for all: while the store is away, the claim says so.
             None => {
                 let finding = find(store, &identities, self.may_have_delivery());
-                let found = timeout_at(self.store_deadline(), finding).await;
+                let found = timeout_at(self.look_deadline(), finding).await;
                 found.ok().and_then(Result::ok).flatten().map(|(place, _)| place)
             }
         };
@@ -67,6 +67,18 @@ impl ProtectedRequest {
             (self.id, self.proof) = identities[place];
             (self.identifier, self.made_by) = (self.gate.identifiers.others[place - 1].clone(), place);
         }
+    }
+
+    /// Until when a look at what stands may take.
+    pub(in crate::gate) fn look_deadline(&self) -> Instant {
+        self.deadlines.as_ref().map_or_else(|| Instant::now() + self.gate.settings.settle_timeout, |end| end.look)
+    }
+
+    /// Until when the store may take to accept the request, or to say what stands.
+    pub(in crate::gate) fn store_deadline(&self) -> Instant {
+        let settle_timeout = self.gate.settings.settle_timeout;
+        let now = Instant::now();
+        self.deadlines.as_ref().map_or(now + settle_timeout, |end| end.store.max(now + settle_timeout / 5))
     }
 
     /// What stands under another id of its key and counts before a delivery, which is not to run then.

@@ -151,15 +151,10 @@ impl ProtectedRequest {
             Recovery::Resend(resend) => *resend,
             Recovery::Hold | Recovery::Retry | Recovery::Probe(_) => Resend { attempts: 1, backoff: Duration::ZERO },
         };
-        // What another look at the store has taken is gone.
-        let claim_timeout = self.store_deadline().saturating_duration_since(Instant::now());
-        let (lease, patience) = (self.policy().lease, self.patience());
-        ProtocolLimits { claim_timeout, settle_timeout, lease, patience, attempts, backoff }
-    }
-
-    /// Until when the store may take before an attempt begins.
-    pub(in crate::gate) fn store_deadline(&self) -> Instant {
-        self.deadlines.as_ref().map_or_else(|| Instant::now() + self.gate.settings.settle_timeout, |end| end.store)
+        // What looks at the store have taken before is gone, where a client waits.
+        let waited = if self.deadlines.is_some() { Duration::ZERO } else { self.began.elapsed() };
+        let (claim_by, lease, patience) = (waited + settle_timeout, self.policy().lease, self.patience());
+        ProtocolLimits { claim_by, settle_timeout, lease, patience, attempts, backoff }
     }
 
     /// How long the request may wait for another's attempt; zero where it is to be answered at once.

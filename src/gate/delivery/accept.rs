@@ -86,7 +86,7 @@ impl ProtectedRequest {
                 None => Ok(None),
             }
         };
-        match timeout_at(self.store_deadline(), looking).await {
+        match timeout_at(self.look_deadline(), looking).await {
             Ok(Ok(Some(known))) => self.reply_to(known).await.ok(),
             _ => None,
         }

@@ -51,7 +51,7 @@ fn every_reachable_state_keeps_the_promise() {
     #[cfg(target_os = "linux")]
     rustix::process::nice(10).unwrap();
     let limits = |patience| ProtocolLimits {
-        claim_timeout: Duration::from_secs(5),
+        claim_by: Duration::from_secs(5),
         settle_timeout: Duration::from_secs(5),
         lease: Duration::from_secs(30),
         patience: Duration::from_millis(patience),
@@ -77,7 +77,7 @@ fn every_reachable_state_keeps_the_promise() {
 #[test]
 fn each_mutant_is_found() {
     let limits = ProtocolLimits {
-        claim_timeout: Duration::from_secs(5),
+        claim_by: Duration::from_secs(5),
         settle_timeout: Duration::from_secs(5),
         lease: Duration::from_secs(30),
         patience: Duration::from_millis(100),

@@ -17,7 +17,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const LEASE_LEFT: Duration = Duration::from_secs(25);
 
 const WAITS: ProtocolLimits = ProtocolLimits {
-    claim_timeout: Duration::from_secs(5),
+    claim_by: Duration::from_secs(5),
     settle_timeout: Duration::from_secs(5),
     lease: Duration::from_secs(30),
     patience: Duration::from_secs(20),

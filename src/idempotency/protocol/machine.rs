@@ -75,6 +75,8 @@ enum Phase {
 struct Claiming {
     /// When the request began to ask: its lease began no earlier.
     since: Duration,
+    /// When its client is answered at the latest.
+    deadline: Duration,
     /// The record that it replaces.
     seen: Option<Version>,
     /// Whether the client was answered in the meantime.
@@ -99,10 +101,10 @@ impl Protocol {
     pub fn timeout(&self) -> Option<Duration> {
         match &self.phase {
             Phase::Following { deadline } => Some(*deadline),
-            Phase::Permitting(claiming) | Phase::Reading(claiming) => self.claim_deadline(claiming),
-            Phase::Asking { claiming, retry, .. } => earlier(self.claim_deadline(claiming), *retry),
+            Phase::Permitting(claiming) | Phase::Reading(claiming) => Self::claim_deadline(claiming),
+            Phase::Asking { claiming, retry, .. } => earlier(Self::claim_deadline(claiming), *retry),
             Phase::Withdrawing { again, retry } => {
-                earlier(again.as_ref().and_then(|claiming| self.claim_deadline(claiming)), *retry)
+                earlier(again.as_ref().and_then(|claiming| Self::claim_deadline(claiming)), *retry)
             }
             Phase::Settling { deadline, retry } => earlier(*deadline, *retry),
             Phase::Waiting(waiting) => Some(waiting.timeout()),
@@ -160,12 +162,11 @@ impl Protocol {
     fn joined(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match event {
             Event::Leads => {
-                let claiming = Claiming { since: now, seen: None, is_given_up: false };
+                let claiming =
+                    Claiming { since: now, deadline: self.first_deadline(now), seen: None, is_given_up: false };
                 self.go(Phase::Permitting(claiming), [Action::AskPermission])
             }
-            Event::Follows => {
-                self.go(Phase::Following { deadline: now + self.limits.settle_timeout }, [Action::Follow])
-            }
+            Event::Follows => self.go(Phase::Following { deadline: self.first_deadline(now) }, [Action::Follow]),
             _ => self.stay(Phase::Joining),
         }
     }
@@ -394,13 +395,18 @@ impl Protocol {
         Some(now + pause.min(LONGEST_RETRY))
     }
 
+    /// Until when the store may take for a claim that is the first thing that the protocol asks it for.
+    fn first_deadline(&self, now: Duration) -> Duration {
+        self.limits.claim_by.max(now + self.limits.least_for_claim())
+    }
+
     /// When the client of a claim is answered at the latest; nothing once it is.
-    fn claim_deadline(&self, claiming: &Claiming) -> Option<Duration> {
-        (!claiming.is_given_up).then_some(claiming.since + self.limits.claim_timeout)
+    fn claim_deadline(claiming: &Claiming) -> Option<Duration> {
+        (!claiming.is_given_up).then_some(claiming.deadline)
     }
 
     fn is_past(&self, claiming: &Claiming, now: Duration) -> bool {
-        self.claim_deadline(claiming).is_some_and(|deadline| now >= deadline)
+        Self::claim_deadline(claiming).is_some_and(|deadline| now >= deadline)
     }
 }
 

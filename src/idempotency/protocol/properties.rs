@@ -11,8 +11,8 @@ use crate::idempotency::record::{AttemptToken, State};
 
 fn limits() -> impl Strategy<Value = ProtocolLimits> {
     let times = (prop_oneof![Just(0u64), Just(20)], 1..40u64, 0..40u64, 1..40u64);
-    (times, 1..4u32).prop_map(|((patience, lease, claim_timeout, settle_timeout), attempts)| ProtocolLimits {
-        claim_timeout: Duration::from_secs(claim_timeout.min(settle_timeout)),
+    (times, 1..4u32).prop_map(|((patience, lease, claim_by, settle_timeout), attempts)| ProtocolLimits {
+        claim_by: Duration::from_secs(claim_by),
         settle_timeout: Duration::from_secs(settle_timeout),
         lease: Duration::from_secs(lease),
         patience: Duration::from_secs(patience),
@@ -271,14 +271,8 @@ proptest! {
 fn a_takeover_that_is_given_up_is_released_though_it_turned_unknown() {
     let second = Duration::from_secs(1);
     let (patience, backoff) = (Duration::ZERO, Duration::ZERO);
-    let limits = ProtocolLimits {
-        claim_timeout: second,
-        settle_timeout: second,
-        lease: second * 30,
-        patience,
-        attempts: 1,
-        backoff,
-    };
+    let limits =
+        ProtocolLimits { claim_by: second, settle_timeout: second, lease: second * 30, patience, attempts: 1, backoff };
     let mut protocol = Protocol::new(limits);
     let version = Version { attempt: AttemptToken([1; 16]), state: State::Unknown, until: Timestamp(0) };
     let stands = RecordView { decision: Decision::Supersede, until: None, version, is_own: false };

@@ -25,7 +25,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 16] = [
+const MIGRATIONS: [Migration; 15] = [
     Migration {
         version: 1,
         name: "records",
@@ -114,12 +114,6 @@ const MIGRATIONS: [Migration; 16] = [
         version: 15,
         name: "turns",
         sql: include_str!("../../../migrations/postgres/0015_turns.sql"),
-        compatible_with: 1,
-    },
-    Migration {
-        version: 16,
-        name: "late_completions",
-        sql: include_str!("../../../migrations/postgres/0016_late_completions.sql"),
         compatible_with: 1,
     },
 ];

@@ -120,7 +120,7 @@ impl Deliveries for Sharded {
             Box::pin(async move { deliveries::of(&*store)?.count_deliveries().await })
         };
         let mut counts: HashMap<Option<OriginId>, DeliveryCount> = HashMap::new();
-        for count in self.of_all(call).await?.into_iter().flatten() {
+        for count in self.of_reached(&self.routes.load(), call).await?.into_iter().flatten() {
             match counts.get_mut(&count.origin.as_ref().map(Origin::id)) {
                 Some(known) => {
                     known.queued += count.queued;

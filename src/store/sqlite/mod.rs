@@ -96,6 +96,7 @@ pub struct Sqlite {
     is_closing: Arc<AtomicBool>,
     finished: watch::Receiver<bool>,
     turned_unknown: Vec<RecordId>,
+    path: PathBuf,
 }
 
 impl Settings {
@@ -147,7 +148,7 @@ impl Sqlite {
         let fatal = lock.settings.fatal.clone();
         let writing = Writer { session, queue: writes, fatal, reader: reading, lock: lock.clone(), finished };
         spawn("sqlite-writer", move || writing.run()).map_err(failed)?;
-        Ok(Self { writer, reader, counts, is_closing, finished: watching, turned_unknown })
+        Ok(Self { writer, reader, counts, is_closing, finished: watching, turned_unknown, path })
     }
 
     /// The in-flight records of a dead process, which were turned unknown.

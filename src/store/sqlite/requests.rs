@@ -30,8 +30,8 @@ pub(super) struct SettleRequest {
     pub(super) id: RecordId,
     pub(super) attempt: AttemptToken,
     pub(super) end: Settlement,
-    /// Whether its answer was written before.
-    pub(super) is_in_pieces: bool,
+    /// What its answer was written with before, where that is so: see [`pieces`].
+    pub(super) turn: Option<i64>,
 }
 
 pub(super) struct RenewRequest(pub(super) Vec<LeaseRenewal>);
@@ -162,7 +162,7 @@ impl Request for SettleRequest {
     type Reply = Settled;
 
     fn size(&self) -> usize {
-        if self.is_in_pieces { 0 } else { self.answer().map_or(0, Bytes::len) }
+        if self.turn.is_some() { 0 } else { self.answer().map_or(0, Bytes::len) }
     }
 
     fn run(&self, session: &mut Session) -> Result<Settled, Failure> {
@@ -177,10 +177,13 @@ impl Request for SettleRequest {
         match lifecycle::settle(found.map(|(_, current)| current), self.attempt, &self.end, now) {
             Transition::Complete { until } => {
                 let answer = self.answer().map_or(&[][..], |answer| &answer[..]);
-                let answer: &dyn ToSql = if self.is_in_pieces {
-                    &pieces::expect_all(&session.conn, self.attempt, answer.len())?
-                } else {
-                    &answer
+                let length;
+                let answer: &dyn ToSql = match self.turn {
+                    Some(turn) => {
+                        length = pieces::expect_all(&session.conn, self.attempt, turn, answer.len())?;
+                        &length
+                    }
+                    None => &answer,
                 };
                 session.conn.prepare_cached(sql::COMPLETE)?.execute(params![seq, row::time(until), answer])?;
                 session.moved(from, Some(State::Completed), 1);
@@ -311,8 +314,10 @@ impl Request for ResealRequest {
         let Values { head, answer } = &self.values;
         let values = params![seq, &head[..], answer.as_deref()];
         session.conn.prepare_cached(sql::RESEAL)?.execute(values)?;
-        // It is whole again.
-        pieces::remove(&session.conn, current.attempt)?;
+        // It is whole again. Those of an attempt that is not completed may be being written.
+        if current.state == State::Completed {
+            pieces::remove(&session.conn, current.attempt)?;
+        }
         Ok(true)
     }
 }

@@ -45,7 +45,7 @@ const YOUNGER: [(usize, &str); 3] = [
         "CREATE TEMP TABLE delivery (id, token, sequence, origin, lane, accepted_at, queued_at, due, dead_until, attempts, head, \
          note)",
     ),
-    (5, "CREATE TEMP TABLE piece (seq, attempt, place, answer)"),
+    (5, "CREATE TEMP TABLE piece (seq, attempt, place, turn, answer)"),
 ];
 
 /// A file that is ready for the writer.

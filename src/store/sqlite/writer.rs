@@ -24,7 +24,7 @@ const MAX_BATCH: usize = 1024;
 const SMALL: usize = 16 << 10;
 
 /// Up to how many bytes a transaction takes large requests besides. One that is larger has a transaction of its own.
-pub(super) const MAX_BATCH_BYTES: usize = 1 << 20;
+const MAX_BATCH_BYTES: usize = 256 << 10;
 
 /// If small requests came while a large one ran, the next large one waits while they catch up: for the time that the last one took,
 /// divided by this.

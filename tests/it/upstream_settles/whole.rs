@@ -1,7 +1,6 @@
 //! The real gate, PostgreSQL and the example upstream, whose requests die, wait and come late.
 
 use std::net::SocketAddr;
-use std::sync::mpsc;
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
@@ -374,31 +373,4 @@ fn shown(sorted: &[Duration]) -> String {
         at(sorted, 0.9),
         at(sorted, 1.0)
     )
-}
-
-/// What was accepted is given up where its outcome is unknown. Once its upstream says what came of it, nothing is left to retry.
-#[test]
-fn a_request_that_was_given_up_completes_late() {
-    let Some(database) = migrated() else { return };
-    let (said, attempts) = mpsc::channel();
-    let upstream = Upstream::start(move |request| {
-        said.send(request.head.get("idempotency-attempt").expect("it is an attempt")).expect("the test listens");
-        Reply::nothing().close()
-    });
-    let gate = Gate::before(&upstream).store_url(&database.url).defaults("mode = \"accept\"\n").start();
-    let accepted = gate.post("/charges", "k-1", "{}");
-    let location = accepted.get("location").expect("where its status is");
-    let attempt = attempts.recv_timeout(PATIENCE).expect("it is delivered");
-    let listed = |state: &str| {
-        let page = gate.admin("GET", &format!("/api/v1/deliveries?state={state}"), None).json();
-        page["deliveries"].as_array().map(Vec::len)
-    };
-    eventually("it is given up", || (listed("dead") == Some(1)).then_some(()));
-    let upstreams_own = format!("SELECT oncegate.complete('{attempt}', 201, NULL, 'done')");
-    database.run(&upstreams_own);
-    assert_eq!((listed("dead"), listed("queued")), (Some(0), Some(0)));
-    let status = Request::get(&location).send(&gate).text();
-    assert!(status.contains("\"state\":\"completed\""), "{status}");
-    gate.post("/charges", "k-1", "{}").expect(201, "replayed");
-    assert_eq!(upstream.runs(), 1);
 }

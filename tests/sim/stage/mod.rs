@@ -26,8 +26,8 @@ use crate::ledger::{Call, Line, Said};
 /// How many stores a script is played on: as many as there are gates at most.
 const STORES: usize = 3;
 
-/// How many calls a store carries out at once, beside those that share statements: it has that many connections for them, and who waits
-/// for one longer than two seconds is told that it failed.
+/// How many calls a store carries out at once, beside those that share statements: it has that many connections for them. A call that waits
+/// for one longer than two seconds fails.
 const CONNECTIONS: usize = 3;
 
 /// How many lines a difference tells.
@@ -181,7 +181,7 @@ impl fmt::Display for Difference {
 }
 
 #[test]
-fn who_removes_records_waits_for_no_connection() {
+fn removals_wait_for_no_connection() {
     // Attempts that the record is not of: the order makes no difference.
     let removals = |gate, times| {
         let call = Call::Remove(RecordId([0; 32]), AttemptToken([0; 16]));

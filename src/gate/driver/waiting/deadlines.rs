@@ -53,6 +53,40 @@ async fn a_store_that_hangs_is_waited_for_once() {
     }
 }
 
+/// The first one has been answered, and still waits for its claim. The next one does not wait for longer.
+#[tokio::test(start_paused = true)]
+async fn who_follows_a_claim_that_hangs_waits_once() {
+    for replaces in [false, true] {
+        let pair = pair(Policy::default());
+        let minute = Duration::from_secs(60);
+        let gate = gate_of(&pair, &Policy::default(), replaces, times(minute, minute));
+        pair.store.script([Fault::Hang; 20]);
+        for _ in 0..2 {
+            let (response, elapsed) = timed(post(&gate)).await;
+            check(&response, "503", "store-unavailable", None);
+            took(elapsed, SETTLE_TIMEOUT);
+        }
+    }
+}
+
+/// As where the database hangs that has the other id of the key. The record's own database has the answer.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_hangs_leaves_time_for_the_claim() {
+    let pair = pair(Policy::default());
+    pair.answer(OK);
+    check(&post(&pair.first).await.unwrap(), "200", "executed", None);
+    let minute = Duration::from_secs(60);
+    for store_failure in [StoreFailure::Reject, StoreFailure::Forward] {
+        let gate = gate_of(&pair, &Policy { store_failure, ..Policy::default() }, true, times(minute, minute));
+        pair.store.script_for(Operation::Get, [Fault::Hang]);
+        pair.store.script_for(Operation::Claim, [Fault::DelayAnswer(SETTLE_TIMEOUT / 10)]);
+        let (response, elapsed) = timed(post(&gate)).await;
+        check(&response, "200", "replayed", None);
+        took(elapsed, SETTLE_TIMEOUT * 9 / 10);
+    }
+    assert_eq!(pair.runs(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_client_waits_for_a_store_no_longer_than_client_timeout() {
     for (policy, replaces, prefers) in ways() {

@@ -75,9 +75,12 @@ impl Protocol {
             (Stage::Asking, Event::Probed(Finding::Absent)) if !probing.may_run => {
                 self.go(Phase::Done, [Action::ShareFound, Action::Reply(Reply::Barred)])
             }
-            (Stage::Asking, Event::Probed(Finding::Absent)) => {
-                self.ask_again(Claiming { since: now, seen: Some(probing.version), is_given_up: false })
-            }
+            (Stage::Asking, Event::Probed(Finding::Absent)) => self.ask_again(Claiming {
+                since: now,
+                deadline: now + self.limits.settle_timeout,
+                seen: Some(probing.version),
+                is_given_up: false,
+            }),
             (Stage::Asking, Event::Probed(Finding::Unclear)) => {
                 let reply = Reply::Decided { decision: Decision::Unknown, until: probing.until };
                 self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
@@ -85,9 +88,12 @@ impl Protocol {
             (Stage::Recovering { .. }, Event::Settled(settlement)) => match settlement {
                 SettleResult::Done => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::Recovered)]),
                 // The attempt has completed it after all, and has the better answer.
-                SettleResult::CompletedOtherwise => {
-                    self.ask_again(Claiming { since: now, seen: None, is_given_up: false })
-                }
+                SettleResult::CompletedOtherwise => self.ask_again(Claiming {
+                    since: now,
+                    deadline: now + self.limits.settle_timeout,
+                    seen: None,
+                    is_given_up: false,
+                }),
                 SettleResult::Lost => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::NothingLeft)]),
             },
             (Stage::Recovering { deadline, .. }, Event::StoreFailed { .. }) => {

@@ -246,7 +246,9 @@ fn no_statement_scans_the_table() {
         (walks[..2].to_vec(), "INDEX record_id (id>? AND id<?)"),
         (walks[2..].to_vec(), "INDEX record_unknown (id>? AND id<?)"),
         (
-            [sql_of_pieces::ALL, sql_of_pieces::LENGTH, sql_of_pieces::REMOVE].map(str::to_owned).to_vec(),
+            [sql_of_pieces::ALL, sql_of_pieces::LENGTH, sql_of_pieces::REMOVE, sql_of_pieces::REMOVE_TURN]
+                .map(str::to_owned)
+                .to_vec(),
             "USING INDEX piece_attempt (attempt=?)",
         ),
         (vec![listing::sql::beginnings()], "USING COVERING INDEX piece_attempt (attempt=? AND place=?)"),

@@ -64,7 +64,7 @@ async fn a_large_answer_survives_a_restart() {
     let answer = large((3 << 20) + 17);
     case.claim(1).await;
     case.complete(1, &answer).await;
-    assert_eq!(case.pieces(), 13);
+    assert_eq!(case.pieces(), 49);
     let Case { store, dir, other } = case;
     drop(other);
     store.close().await;
@@ -87,7 +87,7 @@ async fn who_writes_little_waits_for_no_large_answer() {
         case.claim(claims + 1).await;
     }
     assert!(matches!(settling.await.unwrap().unwrap(), Settled::Done { .. }));
-    // There are 128 pieces.
+    // There are 256 pieces, of which a transaction takes two.
     assert!(claims > 32, "only {claims} claims came between them");
 }
 
@@ -104,10 +104,10 @@ async fn pieces_go_with_their_attempt() {
         assert_eq!(case.answer(number).await.as_ref(), Some(&answer));
     }
     assert!(case.store.remove(id(2), attempt(2)).await.unwrap());
-    assert_eq!(case.pieces(), 16);
+    assert_eq!(case.pieces(), 64);
     let seen = case.store.get(id(3)).await.unwrap().unwrap().record.version();
     assert!(case.store.supersede(id(3), seen, fresh(5)).await.unwrap());
-    assert_eq!(case.pieces(), 8);
+    assert_eq!(case.pieces(), 32);
     let seen = case.store.get(id(4)).await.unwrap().unwrap().record.version();
     let values = Values { head: Bytes::from_static(b"other"), answer: Some(large(3 << 20)) };
     assert!(case.store.reseal(id(4), seen, values).await.unwrap());
@@ -128,7 +128,7 @@ async fn pieces_expire_with_their_record() {
     let listed = case.store.get(id(1)).await.unwrap().unwrap();
     while !is_past(listed.record.until, case.store.get(id(2)).await.unwrap().unwrap().now) {}
     assert_eq!(case.store.sweep(10).await.unwrap(), 1);
-    assert_eq!((case.pieces(), case.answer(2).await), (8, Some(large(2 << 20))));
+    assert_eq!((case.pieces(), case.answer(2).await), (32, Some(large(2 << 20))));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -139,7 +139,7 @@ async fn an_answer_that_was_not_written_to_its_end_is_none() {
     // Other bytes, and fewer of them.
     let answer: Bytes = large((2 << 20) + 1).iter().rev().copied().collect();
     case.complete(1, &answer).await;
-    assert_eq!((case.pieces(), case.answer(1).await), (9, Some(answer)));
+    assert_eq!((case.pieces(), case.answer(1).await), (33, Some(answer)));
 
     case.begin(2).await;
     let Case { store, dir, other } = case;
@@ -165,7 +165,7 @@ async fn the_same_large_ending_repeats_and_another_one_does_not() {
         let Settled::NotCurrent { record: Some(record) } = settled else { panic!("{by} ended it") };
         assert_eq!(record.answer.as_ref(), Some(&answer));
     }
-    assert_eq!(case.pieces(), 8, "no one else's are written");
+    assert_eq!(case.pieces(), 32, "no one else's are written");
 }
 
 #[tokio::test]
@@ -193,4 +193,40 @@ async fn a_piece_shows_how_a_large_answer_begins() {
     let shown = preview(&case.dir.path().join("a.db"), &[]).unwrap().unwrap();
     shown.for_each(|_, answer| seen.push(answer)).unwrap();
     assert_eq!(seen, [expected]);
+}
+
+/// An operator completes it while the gate, whose answer comes late, does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_endings_of_an_attempt_do_not_mix() {
+    let case = Case::new();
+    let answers: Vec<Bytes> = [1, 2].map(|byte| vec![byte; 2 << 20].into()).into();
+    for number in 1..=10 {
+        case.claim(number).await;
+        let endings = answers.iter().map(|answer| {
+            let (store, end) = (Arc::clone(&case.store), complete(answer.clone()));
+            tokio::spawn(async move { store.settle(id(number), attempt(number), end).await })
+        });
+        let ended = futures_util::future::join_all(endings.collect::<Vec<_>>()).await;
+        let done = ended.iter().filter(|ended| matches!(ended, Ok(Ok(Settled::Done { .. })))).count();
+        assert!(done <= 1, "{ended:?}");
+        match case.answer(number).await {
+            Some(answer) => assert!(done == 1 && answers.contains(&answer)),
+            None => assert_eq!(done, 0),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_has_no_room_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = Sqlite::open(acquire(&Settings { max_pages: Some(400), ..Settings::new(&path) })).unwrap();
+    assert!(store.has_room(2 << 20) && !store.has_room(usize::MAX / 4));
+    let case = Case { store: Arc::new(store), other: Connection::open(&path).unwrap(), dir };
+    case.claim(1).await;
+    let full = case.store.settle(id(1), attempt(1), complete(large(2 << 20))).await.unwrap_err();
+    assert!(matches!(&full, Error::Determinate(cause) if cause.kind == ErrorKind::Full), "{full}");
+    assert_eq!(case.pieces(), 0);
+    case.complete(1, &large(1 << 20)).await;
+    assert_eq!(case.answer(1).await, Some(large(1 << 20)));
 }
