@@ -279,7 +279,7 @@ impl Queue {
             // A message of a stream was brought to this queue. What was got here goes back with the channel.
             _ => {
                 self.is_no_stream = true;
-                channel.close(SUCCESS, "it is no stream".into()).await.or_else(|_| Ok(()))
+                channel.close(SUCCESS, "it is no stream".into()).await.or(Ok(()))
             }
         }
     }

@@ -103,9 +103,7 @@ impl Protocol {
             Phase::Following { deadline } => Some(*deadline),
             Phase::Permitting(claiming) | Phase::Reading(claiming) => Self::claim_deadline(claiming),
             Phase::Asking { claiming, retry, .. } => earlier(Self::claim_deadline(claiming), *retry),
-            Phase::Withdrawing { again, retry } => {
-                earlier(again.as_ref().and_then(|claiming| Self::claim_deadline(claiming)), *retry)
-            }
+            Phase::Withdrawing { again, retry } => earlier(again.as_ref().and_then(Self::claim_deadline), *retry),
             Phase::Settling { deadline, retry } => earlier(*deadline, *retry),
             Phase::Waiting(waiting) => Some(waiting.timeout()),
             Phase::Probing(probing) => probing.timeout(),
