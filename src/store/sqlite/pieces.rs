@@ -22,8 +22,8 @@ use crate::store::{Error, ErrorKind, Settled, Settlement};
 /// Answers of more bytes are written in pieces.
 const MAX_WHOLE: usize = 1 << 20;
 
-/// How many bytes a piece has at least, but for the last one. Measured with six clients that read answers of 15 MB: what another client waits
-/// (p99) is half of what it is with whole answers where pieces have 256 KiB, and a quarter where they have 64 KiB.
+/// How many bytes a piece has at least, but for the last one. With fewer, others wait less: measured, half as long where pieces have 64 KiB
+/// as where they have 256 KiB.
 const PIECE: usize = 64 << 10;
 
 /// How many pieces an answer has at most, and how many of them are asked for at once: large ones are not to take too many syncs.
