@@ -61,7 +61,8 @@ fn forget_descriptions(plan: &Plan) {
     match kind().as_str() {
         "sqlite" => {
             let conn = rusqlite::Connection::open(plan.path("gate.db")).unwrap();
-            let later = "DROP TABLE rules_period; DROP TABLE audit; DROP TABLE delivery; DROP TABLE paused";
+            let later =
+                "DROP TABLE rules_period; DROP TABLE audit; DROP TABLE delivery; DROP TABLE paused; DROP TABLE piece";
             conn.execute_batch(&format!("{later}; PRAGMA user_version = 1")).unwrap();
         }
         "redis" => {
