@@ -271,12 +271,12 @@ impl Queue {
         let channel = self.connection.create_channel().await?;
         match channel.basic_get(self.queue.clone(), BasicGetOptions::default()).await {
             Err(error) if is_not_implemented(&error) => Err(Error(format!(
-                "the queue {} is a stream, of which RabbitMQ does not keep what was acknowledged: messages would be lost at each \
-                 restart; consume a classic or a quorum queue",
+                "the queue {} is a stream, of which RabbitMQ does not remember what a consumer has acknowledged: the gate would lose \
+                 messages at each restart; consume a classic or a quorum queue",
                 self.queue
             ))),
             Err(error) if !is_in_use(&error) => Err(error.into()),
-            // A message of a stream was brought to this queue. What was got here goes back with the channel.
+            // Something has moved a message from a stream to this queue. RabbitMQ takes back what it gave here when the channel closes.
             _ => {
                 self.is_no_stream = true;
                 channel.close(SUCCESS, "it is no stream".into()).await.or(Ok(()))
@@ -338,7 +338,7 @@ fn has_offset(properties: &BasicProperties) -> bool {
     properties.headers().as_ref().is_some_and(|headers| headers.inner().contains_key(OFFSET))
 }
 
-/// Whether this kind of queue does not have what was asked for.
+/// Whether RabbitMQ says that this kind of queue does not offer what the gate asks for.
 fn is_not_implemented(error: &lapin::Error) -> bool {
     let not_implemented = AMQPErrorKind::Hard(AMQPHardError::NOTIMPLEMENTED);
     matches!(error.kind(), ErrorKind::ProtocolError(error) if *error.kind() == not_implemented)

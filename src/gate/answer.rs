@@ -18,6 +18,7 @@ use crate::http::body::Body;
 use crate::http::headers::without_names;
 use crate::http::problem::{MEDIA_TYPE, Problem, RATE_LIMIT, RATE_LIMIT_POLICY, set_date};
 use crate::idempotency::policy::Cors;
+use crate::idempotency::protocol::least_for_claim;
 use crate::idempotency::record::{RequestId, Timestamp};
 use crate::route::{Ambiguous, Route, Router};
 use crate::telemetry::http_date;
@@ -311,7 +312,8 @@ impl Deadlines {
     /// Those of a request that began then. A look that takes too long leaves some of the time for the claim: the record may stand in
     /// another database, which answers.
     pub(super) fn of(began: Instant, settle_timeout: Duration, client_timeout: Duration) -> Self {
-        Self { look: began + settle_timeout * 4 / 5, store: began + settle_timeout, client: began + client_timeout }
+        let store = began + settle_timeout;
+        Self { look: store - least_for_claim(settle_timeout), store, client: began + client_timeout }
     }
 
     /// How long a question to the upstream may take that takes `longest` by itself; nothing where its own end comes first.

@@ -158,9 +158,7 @@ impl Gate {
                 };
                 match step {
                     Step::Protect(found) => found,
-                    Step::Refuse(refusal) => {
-                        return self.refused(route, request_id, self.with_other_keys(refusal, &head));
-                    }
+                    Step::Refuse(refusal) => return refuse(refusal.problem, refusal.has_key || has_key),
                     Step::Verify { .. } => return refuse(unverified(), true),
                     Step::Forward(_) | Step::NeedBody => {
                         head.note_protected(false);

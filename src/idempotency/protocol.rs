@@ -55,12 +55,10 @@ pub struct ProtocolLimits {
     pub backoff: Duration,
 }
 
-impl ProtocolLimits {
-    /// How long a first claim may take at least, however long it took to look for what stands.
-    #[must_use]
-    pub fn least_for_claim(&self) -> Duration {
-        self.settle_timeout / 5
-    }
+/// How much of `settle_timeout` a first claim has at least, however long it took to look for what stands.
+#[must_use]
+pub fn least_for_claim(settle_timeout: Duration) -> Duration {
+    settle_timeout / 5
 }
 
 /// What happened.

@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout_at};
 use super::protected::ProtectedRequest;
 use crate::idempotency::credential::Proof;
 use crate::idempotency::key::Key;
+use crate::idempotency::protocol::least_for_claim;
 use crate::idempotency::record::{RecordId, State};
 use crate::store::{Error, Store};
 
@@ -78,7 +79,7 @@ impl ProtectedRequest {
     pub(in crate::gate) fn store_deadline(&self) -> Instant {
         let settle_timeout = self.gate.settings.settle_timeout;
         let now = Instant::now();
-        self.deadlines.as_ref().map_or(now + settle_timeout, |end| end.store.max(now + settle_timeout / 5))
+        self.deadlines.as_ref().map_or(now + settle_timeout, |end| end.store.max(now + least_for_claim(settle_timeout)))
     }
 
     /// What stands under another id of its key and counts before a delivery, which is not to run then.

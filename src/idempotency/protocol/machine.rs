@@ -8,7 +8,7 @@ use self::waiting::{Place, Waiting};
 use super::super::decide::Decision;
 use super::super::lease::max_age_at_start;
 use super::super::record::Version;
-use super::{Action, Event, Followed, ProtocolLimits, RecordView, Reply, SettleResult};
+use super::{Action, Event, Followed, ProtocolLimits, RecordView, Reply, SettleResult, least_for_claim};
 
 mod probing;
 mod resending;
@@ -395,7 +395,12 @@ impl Protocol {
 
     /// Until when the store may take for a claim that is the first thing that the protocol asks it for.
     fn first_deadline(&self, now: Duration) -> Duration {
-        self.limits.claim_by.max(now + self.limits.least_for_claim())
+        self.limits.claim_by.max(now + least_for_claim(self.limits.settle_timeout))
+    }
+
+    /// A claim that the protocol asks for after it has asked something else.
+    fn later_claim(&self, now: Duration, seen: Option<Version>) -> Claiming {
+        Claiming { since: now, deadline: now + self.limits.settle_timeout, seen, is_given_up: false }
     }
 
     /// When the client of a claim is answered at the latest; nothing once it is.

@@ -39,7 +39,9 @@ pub(super) mod sql {
         "INSERT INTO piece (attempt, place, turn, answer) VALUES (?1, ?2, ?3, ?4)
          ON CONFLICT (attempt, place) DO UPDATE SET turn = excluded.turn, answer = excluded.answer";
     pub(in crate::store::sqlite) const ALL: &str = "SELECT answer FROM piece WHERE attempt = ?1 ORDER BY place";
-    pub(in crate::store::sqlite) const LENGTH: &str = "SELECT coalesce(sum(length(answer)), 0), coalesce(min(turn) = ?2 AND max(turn) = ?2, 0) FROM piece WHERE attempt = ?1";
+    pub(in crate::store::sqlite) const LENGTH: &str =
+        "SELECT coalesce(sum(length(answer)), 0), coalesce(min(turn) = ?2 AND max(turn) = ?2, 0)
+         FROM piece WHERE attempt = ?1";
     pub(in crate::store::sqlite) const REMOVE: &str = "DELETE FROM piece WHERE attempt = ?1";
     pub(in crate::store::sqlite) const REMOVE_TURN: &str = "DELETE FROM piece WHERE attempt = ?1 AND turn = ?2";
 }
@@ -54,7 +56,7 @@ struct PutRequest {
     piece: Bytes,
 }
 
-/// Removes what was written of an answer whose rest has no room.
+/// Removes the pieces that one try has written, where the store cannot take the rest.
 struct GiveUpRequest {
     attempt: AttemptToken,
     turn: i64,
@@ -118,18 +120,17 @@ impl Sqlite {
     }
 
     /// Writes an answer, unless the attempt cannot end so any more: the settlement says then what the record is instead.
-    async fn put(&self, id: RecordId, attempt: AttemptToken, turn: i64, mut rest: Bytes) -> Result<(), Error> {
-        let size = PIECE.max(rest.len().div_ceil(MOST));
-        let put = |(place, piece)| self.ask(PutRequest { id, attempt, turn, place, piece });
+    async fn put(&self, id: RecordId, attempt: AttemptToken, turn: i64, answer: Bytes) -> Result<(), Error> {
+        let (length, size) = (answer.len(), PIECE.max(answer.len().div_ceil(MOST)));
+        let put = |place: usize| {
+            let piece = answer.slice(place * size..length.min((place + 1) * size));
+            self.ask(PutRequest { id, attempt, turn, place, piece })
+        };
         // It removes what an earlier try has left.
-        if !put((0, rest.split_to(size.min(rest.len())))).await? {
+        if !put(0).await? {
             return Ok(());
         }
-        let mut others = Vec::new();
-        while !rest.is_empty() {
-            others.push(rest.split_to(size.min(rest.len())));
-        }
-        let mut others = stream::iter((1..).zip(others)).map(put).buffered(AT_ONCE);
+        let mut others = stream::iter(1..length.div_ceil(size)).map(put).buffered(AT_ONCE);
         while others.try_next().await?.unwrap_or(false) {}
         Ok(())
     }
@@ -176,7 +177,7 @@ fn read(conn: &Connection, attempt: AttemptToken, column: usize, length: i64) ->
     let mut all = conn.prepare_cached(sql::ALL)?;
     let mut rows = all.query([attempt.0])?;
     while let Some(piece) = rows.next()? {
-        answer.extend_from_slice(&row::read_bytes(piece, 0)?.unwrap_or_default());
+        answer.extend_from_slice(row::blob(piece, 0)?.unwrap_or_default());
     }
     if answer.len() == wanted {
         Ok(answer.freeze())

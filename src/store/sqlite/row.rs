@@ -67,7 +67,11 @@ pub(super) fn origin(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Ori
 }
 
 pub(super) fn read_bytes(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Bytes>> {
+    Ok(blob(row, column)?.map(Bytes::copy_from_slice))
+}
+
+/// The same, where they are in the row.
+pub(super) fn blob<'a>(row: &'a Row<'_>, column: usize) -> rusqlite::Result<Option<&'a [u8]>> {
     let bytes = row.get_ref(column)?.as_blob_or_null();
-    let bytes = bytes.map_err(|error| SqlError::FromSqlConversionFailure(column, Type::Blob, Box::new(error)))?;
-    Ok(bytes.map(Bytes::copy_from_slice))
+    bytes.map_err(|error| SqlError::FromSqlConversionFailure(column, Type::Blob, Box::new(error)))
 }

@@ -39,18 +39,22 @@ fn ways() -> impl Iterator<Item = (Policy, bool, &'static str)> {
     all.into_iter().flat_map(|(policy, prefers)| [false, true].map(|replaces| (policy.clone(), replaces, prefers)))
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_store_that_hangs_is_waited_for_once() {
+/// Holds what a client gets, and when, that waits for a store that hangs, whatever way its request takes.
+async fn expect_of_a_store_that_hangs(client_timeout: Duration, (status, word): (&str, &str), after: Duration) {
     for (policy, replaces, prefers) in ways() {
         let pair = pair(Policy::default());
-        let minute = Duration::from_secs(60);
-        let gate = gate_of(&pair, &policy, replaces, times(minute, minute));
+        let gate = gate_of(&pair, &policy, replaces, times(SECOND * 60, client_timeout));
         pair.store.script([Fault::Hang; 20]);
         let (response, elapsed) = timed(post_with(format!("Cookie: session=ann\r\n{prefers}"), &gate)).await;
-        check(&response, "503", "store-unavailable", None);
-        took(elapsed, SETTLE_TIMEOUT);
+        check(&response, status, word, None);
+        took(elapsed, after);
         assert_eq!(pair.runs(), 0);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_is_waited_for_once() {
+    expect_of_a_store_that_hangs(SECOND * 60, ("503", "store-unavailable"), SETTLE_TIMEOUT).await;
 }
 
 /// The first one has been answered, and still waits for its claim. The next one does not wait for longer.
@@ -89,15 +93,7 @@ async fn a_look_that_hangs_leaves_time_for_the_claim() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_waits_for_a_store_no_longer_than_client_timeout() {
-    for (policy, replaces, prefers) in ways() {
-        let pair = pair(Policy::default());
-        let gate = gate_of(&pair, &policy, replaces, times(SECOND * 60, SECOND));
-        pair.store.script([Fault::Hang; 20]);
-        let (response, elapsed) = timed(post_with(format!("Cookie: session=ann\r\n{prefers}"), &gate)).await;
-        check(&response, "504", "still-running", None);
-        took(elapsed, SECOND);
-        assert_eq!(pair.runs(), 0);
-    }
+    expect_of_a_store_that_hangs(SECOND, ("504", "still-running"), SECOND).await;
 }
 
 /// The upstream does not say whether the caller may have the answer. Where both times are equal, its own end comes first.

@@ -7,7 +7,7 @@ use super::super::super::record::{Timestamp, Version};
 use super::super::super::recovery::Finding;
 use super::super::{Action, Event, Reply, SettleResult};
 use super::waiting::Place;
-use super::{Claiming, Phase, Protocol, earlier};
+use super::{Phase, Protocol, earlier};
 
 /// When a request is to come back whose record another gate asks the upstream about.
 const ANOTHER_ASKS: RunningAttempt =
@@ -75,12 +75,9 @@ impl Protocol {
             (Stage::Asking, Event::Probed(Finding::Absent)) if !probing.may_run => {
                 self.go(Phase::Done, [Action::ShareFound, Action::Reply(Reply::Barred)])
             }
-            (Stage::Asking, Event::Probed(Finding::Absent)) => self.ask_again(Claiming {
-                since: now,
-                deadline: now + self.limits.settle_timeout,
-                seen: Some(probing.version),
-                is_given_up: false,
-            }),
+            (Stage::Asking, Event::Probed(Finding::Absent)) => {
+                self.ask_again(self.later_claim(now, Some(probing.version)))
+            }
             (Stage::Asking, Event::Probed(Finding::Unclear)) => {
                 let reply = Reply::Decided { decision: Decision::Unknown, until: probing.until };
                 self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
@@ -88,12 +85,7 @@ impl Protocol {
             (Stage::Recovering { .. }, Event::Settled(settlement)) => match settlement {
                 SettleResult::Done => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::Recovered)]),
                 // The attempt has completed it after all, and has the better answer.
-                SettleResult::CompletedOtherwise => self.ask_again(Claiming {
-                    since: now,
-                    deadline: now + self.limits.settle_timeout,
-                    seen: None,
-                    is_given_up: false,
-                }),
+                SettleResult::CompletedOtherwise => self.ask_again(self.later_claim(now, None)),
                 SettleResult::Lost => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::NothingLeft)]),
             },
             (Stage::Recovering { deadline, .. }, Event::StoreFailed { .. }) => {
