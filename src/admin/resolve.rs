@@ -165,7 +165,7 @@ impl Resolution {
             Settled::Done { .. } => {
                 if matches!(self, Self::Complete(_)) && deliveries::remove_of(&**state.opened()?, found).await.is_err()
                 {
-                    tracing::warn!(record = %id, "the record is completed, and its delivery stays listed as dead until it is retried");
+                    tracing::warn!(record = %id, "the record is completed, and its delivery stays listed as dead until a gate looks at it again");
                 }
                 Ok(())
             }

@@ -158,6 +158,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let Serving { settings: server, forwarding, upgrades } = listeners::server(&root, longest, limits);
     let admin = listeners::admin(&root, &server.listen);
+    upstreams::advise_on_places(&root, &upstreams, &server.listen, &admin.listen);
     let store = store::read(&root);
     let (headers, own_headers) = headers::read(&root);
     let log = logging::read(&root);

@@ -1,5 +1,6 @@
 //! `[upstreams]` and `default_upstream`
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use super::kinds::{Shape, nested, nonzero_time, number, one_or_several, words};
 use super::limits::COUNTS;
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
-use crate::http::upstream::{Protocol, Settings, Sharing};
+use crate::http::socket::Listen;
+use crate::http::upstream::{Place, Protocol, Settings, Sharing};
 
 pub(super) mod encryption;
 pub(super) mod location;
@@ -126,6 +128,37 @@ pub(super) fn read(root: &Table<'_>, max_headers: usize) -> Upstreams {
         root.report("upstreams", Wrong::new("there is no upstream").hint(hint));
     }
     upstreams
+}
+
+/// Tells of upstreams where the gate itself listens: each request would come back.
+pub(super) fn advise_on_places(root: &Table<'_>, upstreams: &Upstreams, server: &[Listen], admin: &Listen) {
+    let table = root.table("upstreams", SECTION);
+    for Settings { name, places, .. } in &upstreams.settings {
+        let mut own = server.iter().map(|listen| ("server.listen", listen)).chain([("admin.listen", admin)]);
+        if let Some((key, listen)) = own.find(|(_, listen)| places.iter().any(|place| is_at(listen, place))) {
+            let message = format!("oncegate itself listens here ({key} is {listen}): write where the service listens");
+            table.table(name, Keys::SECTION).advise("url", message);
+        }
+    }
+}
+
+/// Whether a connection to a place arrives at a listener.
+fn is_at(listen: &Listen, place: &Place) -> bool {
+    match (listen, place) {
+        (Listen::Address(own), Place::Tcp { host, port }) => {
+            let own_ip = own.ip();
+            let is_host = match host.parse::<IpAddr>() {
+                Ok(ip) if own_ip.is_unspecified() => {
+                    ip.is_ipv4() == own_ip.is_ipv4() && (ip.is_loopback() || ip.is_unspecified())
+                }
+                Ok(ip) => ip == own_ip,
+                Err(_) => host == "localhost" && (own_ip.is_loopback() || own_ip.is_unspecified()),
+            };
+            own.port() == *port && is_host
+        }
+        (Listen::Unix(own), Place::Unix(path)) => own == path,
+        _ => false,
+    }
 }
 
 impl Upstreams {

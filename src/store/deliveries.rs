@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{Error, ErrorKind, IdPrefix, Origin, OriginId, RecordEntry, Store};
+use crate::idempotency::codec::is_same_request;
 use crate::idempotency::record::{AttemptToken, Record, RecordId, State, Timestamp};
 
 /// A durable queue beside the records of a store. All times are the store's own.
@@ -409,4 +410,29 @@ pub async fn remove_of(store: &dyn Store, RecordEntry { id, record, .. }: &Recor
         queue.discard(id, token).await?;
     }
     Ok(())
+}
+
+/// Removes dead deliveries whose requests have run to their end since: the upstream said so in a transaction of its own, or an
+/// answer came late. It looks at up to `limit` of them behind `after`. Returns behind which one the next look goes on.
+///
+/// # Errors
+/// Where the store does not say.
+pub async fn remove_completed(
+    store: &dyn Store,
+    after: Option<Sequence>,
+    limit: usize,
+) -> Result<Option<Sequence>, Error> {
+    let queue = of(store)?;
+    let dead = DeliveryFilter { is_dead: Some(true), ..DeliveryFilter::default() };
+    let page = queue.deliveries(dead, after, limit).await?;
+    for Delivery { id, token, accepted_at, head, .. } in page.deliveries {
+        // A record that has expired still says how the request ended, and stands as long as the delivery.
+        let Some(RecordEntry { record, .. }) = store.get(id).await? else { continue };
+        // A later request may have the same key.
+        let is_own = accepted_at <= record.claimed_at && is_same_request(&head, &record.head);
+        if record.state == State::Completed && is_own {
+            queue.discard(id, token).await?;
+        }
+    }
+    Ok(page.next)
 }

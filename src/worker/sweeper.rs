@@ -6,14 +6,16 @@ use tokio::time::Instant;
 
 use super::{BEHIND, Settings, Worker, every};
 use crate::store::Counting;
+use crate::store::deliveries::{self, Sequence};
 
 pub(super) async fn run(mut worker: Worker) {
     let [mut of_records, mut of_deliveries] = [(); 2].map(|()| Counting::at_least(worker.settings.count_every));
+    let mut dead_after = None;
     let mut ticks = every(worker.settings.sweep_every);
     while worker.unless_shut_down(ticks.tick()).await {
         sweep(&mut worker).await;
         sweep_audit(&mut worker).await;
-        look_after_deliveries(&mut worker, &mut of_deliveries).await;
+        look_after_deliveries(&mut worker, &mut of_deliveries, &mut dead_after).await;
         if *worker.shutdown.borrow() {
             return;
         }
@@ -54,17 +56,25 @@ async fn sweep_audit(worker: &mut Worker) {
     }
 }
 
-/// The same with deliveries that were given up, and counts those that are there.
-async fn look_after_deliveries(worker: &mut Worker, counting: &mut Counting) {
+/// The same with deliveries that were given up. Then it counts those that are there, and looks at some of the dead ones,
+/// behind `dead_after`: a request may have run to its end after all.
+async fn look_after_deliveries(worker: &mut Worker, counting: &mut Counting, dead_after: &mut Option<Sequence>) {
     let store = Arc::clone(&worker.store);
-    let Some(deliveries) = store.deliveries() else { return };
+    let Some(queue) = store.deliveries() else { return };
     let limit = worker.settings.batch;
-    while !*worker.shutdown.borrow() && deliveries.sweep_deliveries(limit).await.is_ok_and(|count| count >= limit) {
+    while !*worker.shutdown.borrow() && queue.sweep_deliveries(limit).await.is_ok_and(|count| count >= limit) {
         if !worker.unless_shut_down(tokio::time::sleep(worker.settings.pause)).await {
             return;
         }
     }
-    if let Some(counts) = counting.unless_too_soon(async { deliveries.count_deliveries().await.ok() }).await {
+    let looked = async {
+        let counts = queue.count_deliveries().await.ok()?;
+        if counts.iter().any(|count| count.dead > 0) {
+            *dead_after = deliveries::remove_completed(&*store, *dead_after, limit).await.unwrap_or(*dead_after);
+        }
+        Some(counts)
+    };
+    if let Some(counts) = counting.unless_too_soon(looked).await {
         // Where a database is away, what the others have looks like all of it.
         if store.away().is_empty() {
             worker.metrics.deliveries().counted(&counts);

@@ -3,13 +3,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::idempotency::record::{AttemptToken, RecordId, Version};
+use crate::store::deliveries::{Change, Deliveries, Lane, NewDelivery, Take};
+use crate::store::memory::Memory;
 use crate::store::{
-    Cause, Chunk, Claim, Cursor, Error, ErrorKind, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
-    NamespaceRules, NewRecord, Origin, Page, RecordEntry, Settled, Settlement,
+    Cause, Chunk, Claim, Cursor, Error, ErrorKind, Expiry, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
+    NamespaceRules, NewRecord, Origin, OriginId, Page, RecordEntry, Settled, Settlement,
 };
 
 /// What the next calls return: `Ok` for nothing left to do, `Err` for a failure, a number for that many records.
@@ -179,6 +182,31 @@ async fn a_count_of_a_large_store_takes_a_fiftieth_of_the_time() {
     let running = start(Fake { count_takes: Duration::from_millis(100), ..Fake::default() });
     sleep(Duration::from_secs(25)).await;
     assert_eq!(*running.store.counts_at.lock().unwrap(), [0, 10, 20].map(Duration::from_secs));
+}
+
+/// An operator would look for what is dead, and the metric would tell of it.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_ran_after_all_is_not_dead_for_long() {
+    let (store, id, token) = (Arc::new(Memory::new()), RecordId([1; 32]), AttemptToken([2; 16]));
+    let (origin, head, minute) = (OriginId(1), Bytes::from_static(b"head"), Duration::from_secs(60));
+    let (request, body, lane) = (Bytes::new(), Bytes::new(), Lane(0));
+    store.accept(id, NewDelivery { token, origin, lane, head: head.clone(), request, body }).await.unwrap();
+    let attempt = AttemptToken([3; 16]);
+    let new = NewRecord { attempt, origin, lease: minute, ttl: minute, unknown_ttl: minute, head };
+    store.claim(id, new).await.unwrap();
+    store.settle(id, attempt, Settlement::Hold { cause: Bytes::new() }).await.unwrap();
+    let take = Take { origin, limit: 1, max_bytes: 1, hold: minute, is_ordered: false };
+    let taken = store.take_due(take).await.unwrap().taken.remove(0);
+    let park = Change::Park { ttl: minute, is_attempt: false, note: Bytes::new() };
+    assert!(store.change(taken.held(), park).await.unwrap());
+    let (_stop, shutdown) = watch::channel(false);
+    let _worker = spawn(store.clone(), None, Metrics::new(), Settings::default(), shutdown);
+    sleep(Duration::from_secs(15)).await;
+    assert!(store.delivery(id).await.unwrap().is_some(), "whether it ran is unknown");
+    let end = Settlement::Complete { answer: Bytes::new(), expiry: Expiry::FromNow(minute) };
+    store.settle(id, attempt, end).await.unwrap();
+    sleep(Duration::from_secs(15)).await;
+    assert!(store.delivery(id).await.unwrap().is_none());
 }
 
 #[tokio::test(start_paused = true)]

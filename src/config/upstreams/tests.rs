@@ -75,3 +75,35 @@ fn certificates_count_by_what_they_are_and_keys_are_shown_nowhere() {
     revoked(directory.path(), "list", "other", &["gate"]);
     assert_ne!(first, settings(&listed));
 }
+
+/// As one who tries it may, whose service has the port that oncegate takes.
+#[test]
+fn an_upstream_where_oncegate_listens_is_advised_against() {
+    let advised = |listen: &str, upstream: &str| {
+        let text = format!(
+            "[server]\nlisten = \"{listen}\"\n[upstreams]\napp = \"{upstream}\"\n[defaults]\nscope = [\"host\"]\n"
+        );
+        load_text(PathBuf::from("gate.toml"), &text).unwrap().advice.into_iter().map(|advice| advice.message).next()
+    };
+    for (listen, upstream, key) in [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080", "server.listen"),
+        ("127.0.0.1:8080", "http://localhost:8080", "server.listen"),
+        ("0.0.0.0:8080", "http://127.0.0.1:8080", "server.listen"),
+        ("[::]:80", "https://[::1]:80", "server.listen"),
+        ("unix:/run/a.sock", "unix:/run/a.sock", "server.listen"),
+        ("127.0.0.1:8080", "http://localhost:9090", "admin.listen"),
+    ] {
+        let message = advised(listen, upstream).unwrap_or_else(|| panic!("{listen} {upstream}"));
+        assert!(message.starts_with(&format!("oncegate itself listens here ({key} is ")), "{message}");
+    }
+    for (listen, upstream) in [
+        ("127.0.0.1:8080", "http://127.0.0.1:3000"),
+        ("127.0.0.1:8080", "http://127.0.0.2:8080"),
+        ("127.0.0.1:8080", "http://[::1]:8080"),
+        ("0.0.0.0:8080", "http://192.0.2.1:8080"),
+        ("0.0.0.0:8080", "http://app:8080"),
+        ("unix:/run/a.sock", "unix:/run/b.sock"),
+    ] {
+        assert_eq!(advised(listen, upstream), None, "{listen} {upstream}");
+    }
+}

@@ -9,6 +9,7 @@ use super::{Harness, LONG, attempt, claim, complete, current, fresh, hold, id, o
 use crate::idempotency::record::{RecordId, State};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, DeliveryFilter, DeliveryState, Held, Lane, NewDelivery, Take,
+    remove_completed,
 };
 use crate::store::{Expiry, IdPrefix, NewRecord, Origin, OriginId, Settlement};
 
@@ -307,6 +308,41 @@ pub(super) async fn what_is_dead_waits_for_an_operator(harness: Harness) {
     assert!(!queue.discard(id(2), attempt(1)).await.expect("the store works"), "it was accepted by another request");
     assert!(queue.discard(id(2), attempt(2)).await.expect("the store works"));
     assert!(!queue.discard(id(2), attempt(2)).await.expect("the store works"));
+}
+
+/// The upstream may say so long after the gates gave up.
+pub(super) async fn what_is_dead_ends_with_its_record(harness: Harness) {
+    let Some(queue) = harness.queue() else { return };
+    for number in 1..=5 {
+        accept(queue, number, 0).await;
+        let head = if number == 3 { fresh(9).head } else { fresh(number).head };
+        if number <= 4 {
+            claim(&harness, id(number), NewRecord { head, ..fresh(number) }).await;
+        }
+        let end = match number {
+            1 | 3 => {
+                Some(Settlement::Complete { answer: super::answer("done"), expiry: Expiry::FromNow(super::SHORT) })
+            }
+            2 => Some(hold()),
+            _ => None,
+        };
+        if let Some(end) = end {
+            settle(&harness, id(number), attempt(number), end).await;
+        }
+    }
+    for taken in take(queue, all()).await.taken {
+        let park = Change::Park { ttl: LONG, is_attempt: false, note: Bytes::new() };
+        assert!(queue.change(taken.held(), park).await.expect("the store works"));
+    }
+    // What a record says that has expired counts.
+    short_passes(&harness).await;
+    let store = &*harness.store;
+    let next = remove_completed(store, None, 3).await.expect("the store works");
+    assert!(next.is_some(), "there are five");
+    assert_eq!(remove_completed(store, next, 3).await.expect("the store works"), None);
+    let left = queue.deliveries(DeliveryFilter::default(), None, 9).await.expect("the store works").deliveries;
+    let left: Vec<RecordId> = left.iter().map(|delivery| delivery.id).collect();
+    assert_eq!(left, [id(2), id(3), id(4), id(5)], "unknown; of another request; in flight; without a record");
 }
 
 /// A gate that died after the attempt and before it removed the delivery leaves both. Whoever takes the delivery, however late,

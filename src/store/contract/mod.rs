@@ -194,6 +194,7 @@ where
         deliveries::a_batch_has_its_limits
         deliveries::a_route_is_paused
         deliveries::what_is_dead_waits_for_an_operator
+        deliveries::what_is_dead_ends_with_its_record
         deliveries::what_comes_back_before_one_that_is_under_way_waits_for_it
         deliveries::deliveries_are_listed_and_counted
         deliveries::a_record_stays_while_its_delivery_stands

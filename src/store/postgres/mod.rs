@@ -38,6 +38,7 @@ mod ranges;
 mod row;
 mod schema;
 mod session;
+mod supersede;
 #[cfg(test)]
 mod tests;
 pub mod tls;

@@ -13,6 +13,7 @@ use super::connect::Connector;
 use super::deliveries::{self, IdHolder};
 use super::error::{self, OpenError};
 use super::session::{CallError, Query, Session};
+use super::supersede::{SUPERSEDE, supersede};
 use super::{row, write_check};
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 use crate::store::batcher::{Backend, Failure, Operation, Replies};
@@ -142,22 +143,6 @@ const CLAIM: Query = Query {
     ],
 };
 
-const SUPERSEDE: Query = Query {
-    sql: "SELECT oncegate.supersede_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-    types: &[
-        Type::BYTEA,
-        Type::BYTEA,
-        Type::INT2,
-        Type::INT8,
-        Type::BYTEA,
-        Type::INT8,
-        Type::INT8,
-        Type::INT8,
-        Type::INT8,
-        Type::BYTEA,
-    ],
-};
-
 /// Commits a write after all that is visible. A synchronous standby confirms in the order of the log, so a commit that it
 /// confirms makes every earlier one durable too, also one whose own wait was cancelled.
 const FLUSH: Query = Query { sql: "SELECT oncegate.durably_v1(), oncegate.flush_v1()", types: &[] };
@@ -201,7 +186,8 @@ impl ClaimOperation {
 
 async fn execute_claims(session: &Session, batch: &[&ClaimOperation]) -> Result<Replies<ClaimOperation>, CallError> {
     if let [ClaimOperation::Supersede { id, seen, fresh }] = batch {
-        return Ok(vec![Some(Ok(ClaimReply::Superseded(supersede(session, *id, *seen, fresh).await?)))]);
+        let superseded = supersede(session, *id, *seen, fresh).await?;
+        return Ok(vec![superseded.map(|is_done| Ok(ClaimReply::Superseded(is_done)))]);
     }
     if let [ClaimOperation::CheckWrites] = batch {
         return write_check::check_writes(session).await.map(|()| vec![Some(Ok(ClaimReply::WritesChecked))]);
@@ -262,23 +248,6 @@ fn claimed(found: &Row) -> Result<Claim, row::Unreadable> {
         return Ok(Claim::Inserted(now));
     }
     Ok(Claim::Exists { record: row::record(found, 2)?, now })
-}
-
-async fn supersede(session: &Session, id: RecordId, seen: Version, fresh: &NewRecord) -> Result<bool, CallError> {
-    let values: [&(dyn ToSql + Sync); 10] = [
-        &&id.0[..],
-        &&seen.attempt.0[..],
-        &row::state(seen.state),
-        &row::millis(seen.until),
-        &&fresh.attempt.0[..],
-        &row::span(fresh.lease),
-        &row::span(fresh.ttl),
-        &row::span(fresh.unknown_ttl),
-        &fresh.origin.0,
-        &&fresh.head[..],
-    ];
-    let rows = session.write(&SUPERSEDE, &values, 0).await?;
-    Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 
 /// The end of an attempt.

@@ -195,6 +195,7 @@ impl ScriptCall {
                 Operation::Supersede { seen, fresh, .. } => {
                     command.arg(&seen.attempt.0[..]).arg(lifecycle::state_index(seen.state)).arg(millis(seen.until));
                     add_fresh(&mut command, fresh);
+                    command.arg(client.clock(self.partition).after(CLAIM_EXPIRY));
                 }
                 Operation::Settle { attempt, end, .. } => {
                     let (kind, lasts, answer) = encoded_end(end);
@@ -225,7 +226,14 @@ impl ScriptCall {
         };
         if self.kind.is_none() {
             let place = self.places[0];
-            replies[place] = Some(read_alone(batch[place], answer));
+            replies[place] = match (batch[place], late(&answer)) {
+                // As a claim may come.
+                (Operation::Supersede { .. }, Some(now)) => {
+                    clock.read(asked, now);
+                    None
+                }
+                (operation, _) => Some(read_alone(operation, answer)),
+            };
             return;
         }
         let Value::Array(answers) = answer else { return };
@@ -247,6 +255,17 @@ impl ScriptCall {
                 _ => Err(unexpected_reply(Unreadable)),
             });
         }
+    }
+}
+
+/// The time, where that is all that was answered: the call came too late.
+fn late(answer: &Value) -> Option<i64> {
+    match answer {
+        Value::Array(told) => match told[..] {
+            [Value::Int(now)] => Some(now),
+            _ => None,
+        },
+        _ => None,
     }
 }
 

@@ -203,6 +203,15 @@ async fn a_database_that_hangs_is_given_up_and_comes_back() {
     store.close().await;
 }
 
+/// Sends a signal to the server processes that serve clients now.
+fn to_processes(database: &Database) -> impl Fn(Signal) + use<> {
+    let processes = database.value(
+        "SELECT string_agg(pid::text, ' ') FROM pg_stat_activity
+         WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
+    );
+    move |signal| processes.split(' ').for_each(|process| process::send(process.parse().expect("a process"), signal))
+}
+
 /// A server process reads a claim after the store has given the claim up. No gate knows its attempt any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_comes_late_leaves_no_record() {
@@ -210,13 +219,7 @@ async fn a_claim_that_comes_late_leaves_no_record() {
     let store = open(&database.url).await;
     store.claim(id(1), fresh(1)).await.unwrap();
     sleep(ALL_BACK).await;
-    let processes = database.value(
-        "SELECT string_agg(pid::text, ' ') FROM pg_stat_activity
-         WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
-    );
-    let signal = |signal: Signal| {
-        processes.split(' ').for_each(|process| process::send(process.parse().expect("a process"), signal));
-    };
+    let signal = to_processes(&database);
     signal(Signal::STOP);
     let hung = timeout(Duration::from_secs(15), store.claim(id(2), fresh(2))).await.expect("it is given up");
     assert!(matches!(hung, Err(Error::Indeterminate(_))), "{hung:?}");
@@ -232,6 +235,30 @@ async fn a_claim_that_comes_late_leaves_no_record() {
     sleep(ALL_BACK).await;
     let late = store.get(id(2)).await.unwrap().map(|found| found.record);
     assert_eq!(late, None, "the late claim made a record");
+    store.close().await;
+}
+
+/// The same where the claim takes the place of a record: nothing was sent for it, and retries go by what stood.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_in_the_place_of_a_record_that_comes_late_leaves_the_record() {
+    let Some((_server, database)) = own_server(&[]) else { return };
+    let store = open(&database.url).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    store.settle(id(1), attempt(1), Settlement::Hold { cause: Bytes::new() }).await.unwrap();
+    let stood = store.get(id(1)).await.unwrap().expect("it stands").record;
+    sleep(ALL_BACK).await;
+    let signal = to_processes(&database);
+    signal(Signal::STOP);
+    let superseded = timeout(Duration::from_secs(15), store.supersede(id(1), stood.version(), fresh(2))).await;
+    assert!(matches!(superseded, Ok(Err(Error::Indeterminate(_)))), "{superseded:?}");
+    // As above.
+    sleep(Duration::from_secs(1)).await;
+    signal(Signal::CONT);
+    until_up(|| store.claim(id(3), fresh(3))).await;
+    sleep(ALL_BACK).await;
+    let stands = store.get(id(1)).await.unwrap().map(|found| found.record);
+    assert_eq!(stands.as_ref(), Some(&stood), "the late claim took the place of the record");
+    assert!(store.supersede(id(1), stood.version(), fresh(4)).await.unwrap());
     store.close().await;
 }
 

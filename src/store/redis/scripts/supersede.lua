@@ -1,5 +1,9 @@
 -- KEYS: record, t. ARGV: attempt, state and until that were seen; what comes before the times of the new claim, its lease,
--- what comes after them. Gives 1 where the new claim stands, else 0.
+-- what comes after them; until when it is good. Gives 1 where the new claim stands, else 0. Once it is not good any more (the
+-- gate has given it up), it does nothing, and gives the time in a list.
+if now > tonumber(ARGV[7]) then
+    return { now }
+end
 local standing = standing_at(KEYS[1])
 if is_failed(standing) then
     return standing

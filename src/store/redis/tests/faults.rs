@@ -186,6 +186,15 @@ async fn a_claim_that_comes_late_leaves_no_record() {
     let Ok(again) = store.client.execute(&(), &[&claim]).await else { panic!("the server answers") };
     assert!(matches!(again[..], [Some(Ok(Reply::Claim(Claim::Inserted(_))))]));
 
+    let stood = store.get(id(1)).await.unwrap().expect("it stands").record;
+    let supersede = Operation::Supersede { id: id(1), seen: stood.version(), fresh: fresh(3) };
+    store.client.clock(None).read(Instant::now(), here - 60_000);
+    let Ok(late) = store.client.execute(&(), &[&supersede]).await else { panic!("the server answers") };
+    assert!(matches!(late[..], [None]), "it is to be asked again");
+    assert_eq!(store.get(id(1)).await.unwrap().expect("it stands").record, stood);
+    let Ok(again) = store.client.execute(&(), &[&supersede]).await else { panic!("the server answers") };
+    assert!(matches!(again[..], [Some(Ok(Reply::Superseded(true)))]));
+
     store.client.clock(None).read(Instant::now(), here + 3_600_000);
     assert!(matches!(store.claim(id(2), fresh(2)).await, Ok(Claim::Inserted(_))), "a clock ahead refuses nothing");
     store.close().await;
