@@ -129,6 +129,12 @@ pub(super) fn variable(section: &str, key: &str) -> String {
     format!("ONCEGATE_{}__{}", section.to_uppercase(), key.to_uppercase())
 }
 
+/// A variable that sets a key in a section of the top level: its first one.
+pub(super) fn example_variable(section: &str) -> Option<String> {
+    let (name, section) = sections().find(|(name, _)| *name == section)?;
+    Some(variable(name, section.names().next().unwrap_or("app")))
+}
+
 /// Every key of the top level, and those of its sections.
 #[cfg(test)]
 pub(super) fn all() -> impl Iterator<Item = (Option<&'static str>, &'static str)> {

@@ -65,6 +65,11 @@ impl<'a> Node<'a> {
         read.map_err(|wrong| self.report(wrong)).ok()
     }
 
+    /// Whether it is set by an environment variable.
+    fn is_variable(&self) -> bool {
+        matches!(self.place(), Place::Environment(_))
+    }
+
     /// Whether it is a table.
     pub(super) fn is_table(&self) -> bool {
         matches!(self.value, Value::Dict(..))
@@ -199,7 +204,11 @@ impl<'a> Table<'a> {
         let entries = match node.value {
             Value::Dict(_, entries) => entries,
             _ => {
-                node.report(node.expected("a table").hint(format!("its keys are {}", listed(section))));
+                let example = keys::example_variable(&node.path.to_string()).filter(|_| node.is_variable());
+                node.report(node.expected("a table").hint(match example {
+                    Some(example) => format!("each of its keys has a variable of its own, such as {example}"),
+                    None => format!("its keys are {}", listed(section)),
+                }));
                 &EMPTY
             }
         };
@@ -311,7 +320,7 @@ impl<'a> Table<'a> {
 
     fn unknown(&self, key: &str, node: &Node<'_>) -> Wrong {
         let wrong = Wrong::new(format!("unknown key in {}", self.section.name));
-        let is_variable = matches!(node.place(), Place::Environment(_));
+        let is_variable = node.is_variable();
         if let (true, Some((section, key))) = (is_variable, keys::split_variable(key)) {
             let variable = keys::variable(section, key);
             return wrong.hint(format!("did you mean {variable}, with two underscores between levels?"));
@@ -321,7 +330,8 @@ impl<'a> Table<'a> {
             return wrong.hint(format!("did you mean {}?", variables.join(" or ")));
         }
         if let Some(near) = nearest(key, self.section.names()) {
-            return wrong.hint(format!("did you mean `{near}`?"));
+            let variable = keys::example_variable(near).filter(|_| is_variable && !node.is_table());
+            return wrong.hint(format!("did you mean {}?", variable.unwrap_or(format!("`{near}`"))));
         }
         let homes: Vec<&str> = keys::homes(key).collect();
         if homes.is_empty() {

@@ -239,17 +239,23 @@ fn what_a_platform_sets_for_services_is_no_setting() {
         .variable("ONCEGATE_SERVER_LISTEN", "127.0.0.1:1")
         .variable("ONCEGATE_UPSTREAMS_APP", "http://app")
         .variable("ONCEGATE_STROE__URL", "memory:")
+        .variable("ONCEGATE_STORE", "memory:")
+        .variable("ONCEGATE_UPSTREAM", "http://app")
         .problems();
     let expected = "\
 ONCEGATE_LISTEN: listen: unknown key in the top level
     hint: did you mean ONCEGATE_SERVER__LISTEN or ONCEGATE_ADMIN__LISTEN?
 ONCEGATE_SERVER_LISTEN: server_listen: unknown key in the top level
     hint: did you mean ONCEGATE_SERVER__LISTEN, with two underscores between levels?
+ONCEGATE_STORE: store: expected a table, found text
+    hint: each of its keys has a variable of its own, such as ONCEGATE_STORE__URL
 ONCEGATE_STROE__URL: stroe: unknown key in the top level
     hint: did you mean `store`?
+ONCEGATE_UPSTREAM: upstream: unknown key in the top level
+    hint: did you mean ONCEGATE_UPSTREAMS__APP?
 ONCEGATE_UPSTREAMS_APP: upstreams_app: unknown key in the top level
     hint: did you mean ONCEGATE_UPSTREAMS__APP, with two underscores between levels?
-4 problems";
+6 problems";
     assert_eq!(problems, expected);
 }
 

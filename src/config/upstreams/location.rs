@@ -1,6 +1,7 @@
 //! `url` of an upstream: one or several places.
 
 use http::Uri;
+use http::uri::Authority;
 
 use crate::config::kinds::{Kind, text_as};
 use crate::config::node::{Node, Table, Wrong};
@@ -59,9 +60,11 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
     let (usual_port, is_encrypted) = match text.split_once("://") {
         Some(("http", _)) => (80, false),
         Some(("https", _)) => (443, true),
-        _ => {
+        scheme => {
             let wrong = Wrong::new("the URL starts with `http://`, `https://` or `unix:`");
-            return Err(wrong.hint(FORM));
+            // Without an `@` there is no password.
+            let is_address = scheme.is_none() && !text.contains('@') && text.parse::<Authority>().is_ok();
+            return Err(wrong.hint(if is_address { format!("write \"http://{text}\"") } else { FORM.to_owned() }));
         }
     };
     let uri: Uri = text.parse().map_err(|_| Wrong::new("this is not a URL").hint(FORM))?;
