@@ -1,5 +1,7 @@
 //! The answers of the admin listener.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::{
     ALLOW, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
@@ -12,6 +14,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::endpoints::Endpoint;
+use super::records::silence;
 use crate::store::Error;
 
 pub(super) type Answer = Response<Full<Bytes>>;
@@ -38,7 +41,7 @@ pub(super) fn for_browsers(mut answer: Answer) -> Answer {
 #[derive(Debug)]
 pub(super) struct Problem {
     kind: Kind,
-    detail: String,
+    pub(super) detail: String,
     /// What else it says.
     members: Map<String, Value>,
     /// What the store said, for the log.
@@ -173,15 +176,17 @@ impl Problem {
         self
     }
 
-    /// The same in the words of a request that only reads.
-    pub(super) fn of_reading(mut self) -> Self {
-        self.detail = "cannot be read: the store is away; see the log of `oncegate serve`".to_owned();
+    /// The same in the words of a request that only reads, while these databases of several are away.
+    pub(super) fn of_reading(mut self, away: &[Arc<str>]) -> Self {
+        let what =
+            silence(away).map_or_else(|| "the store is away".to_owned(), |error| error.cause().source.to_string());
+        self.detail = format!("cannot be read: {what}; see the log of `oncegate serve`");
         self
     }
 
     /// Whether the record is not what the request expects; the store is well.
     pub(super) fn is_about_the_record(&self) -> bool {
-        matches!(self.kind, Kind::NotUnknown | Kind::Unreadable | Kind::NotFound)
+        matches!(self.kind, Kind::NotUnknown | Kind::Unreadable | Kind::NotFound | Kind::AlreadyQueued)
     }
 }
 

@@ -36,7 +36,8 @@ pub(super) async fn answer(state: &State, request: Request<Incoming>, address: S
     let Some(error) = &problem.failure else { return problem.into() };
     log_failure(&method, &path, Endpoint::at(&path).and_then(|(_, id)| RecordId::parse(id)), error);
     // A reading is repeated without harm, so it does not matter what the store did of it.
-    if method == Method::GET || method == Method::HEAD { problem.of_reading().into() } else { problem.into() }
+    let is_reading = method == Method::GET || method == Method::HEAD;
+    if is_reading { problem.of_reading(&state.away()).into() } else { problem.into() }
 }
 
 /// Says which request the store failed, and for which record. Queries stay out of the log: they name keys and callers.
@@ -141,7 +142,7 @@ async fn readyz(state: &State, query: Option<&str>) -> Result<Answer, Problem> {
     let is_store_optional = store.is_some();
     Ok(match state.why_not_ready().await {
         None => {
-            let away = state.store.get().map(|store| store.away()).unwrap_or_default();
+            let away = state.away();
             match away.is_empty() {
                 true => json(StatusCode::OK, &json!({ "status": "ready" })),
                 false => json(

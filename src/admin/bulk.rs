@@ -70,6 +70,9 @@ pub(super) struct Report {
     /// How many dead deliveries the filter found and a retry leaves alone: whether they ran is unknown.
     #[serde(skip_serializing_if = "is_zero")]
     of_unknown_outcome: u64,
+    /// How many the filter found that this gate cannot read. A completion leaves them alone: no retry would get the answer here.
+    #[serde(skip_serializing_if = "is_zero")]
+    unreadable: u64,
     /// How many do not say whose they are, where the filter has a scope. They are left alone.
     #[serde(skip_serializing_if = "is_zero")]
     of_unknown_scope: u64,
@@ -241,10 +244,10 @@ impl<'a> Bulk<'a> {
             if let Some(tags) = tags {
                 report.of_unknown_scope += sift(&mut found, tags, on_file, |listed| listed);
             }
-            let count = found.len();
-            let is_spared = |found: &RecordEntry| spares_in_flight && found.record.state == record::State::InFlight;
-            let found: Vec<RecordEntry> = found.into_iter().filter(|found| !is_spared(found)).collect();
-            report.in_flight += (count - found.len()) as u64;
+            report.in_flight += leave(&mut found, |record| spares_in_flight && record.state == record::State::InFlight);
+            if let Change::Resolve(resolution) = &self.change {
+                report.unreadable += leave(&mut found, |record| !resolution.can_read(record));
+            }
             found.iter().for_each(|found| report.found(found));
             if matches!(self.change, Change::Resolve(Resolution::Release)) {
                 report.to_retry += self.count_dead(&found).await;
@@ -424,7 +427,8 @@ impl fmt::Display for Place {
 impl Report {
     /// Whether the filter finds nothing at all.
     fn found_nothing(&self) -> bool {
-        self.matched + self.in_flight + self.of_unknown_scope + self.of_unknown_outcome == 0 && self.next.is_none()
+        self.matched + self.in_flight + self.unreadable + self.of_unknown_scope + self.of_unknown_outcome == 0
+            && self.next.is_none()
     }
 
     /// Counts one that is to be changed.
@@ -465,6 +469,13 @@ impl Report {
         let detail = format!("{detail}; see the log of `oncegate serve`");
         Kind::StoreUnavailable.because(detail).with(audit::members(self))
     }
+}
+
+/// Leaves alone what is like this. Returns how many.
+fn leave(found: &mut Vec<RecordEntry>, is_left: impl Fn(&Record) -> bool) -> u64 {
+    let count = found.len();
+    found.retain(|found| !is_left(&found.record));
+    (count - found.len()) as u64
 }
 
 fn read<T: DeserializeOwned>(body: &[u8], form: &str) -> Result<T, Problem> {

@@ -174,9 +174,15 @@ pub(super) async fn pause(
 pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &Principal) -> Result<Answer, Problem> {
     let RetryBody { reason } = read(body, "{\"reason\": \"...\"}").await?;
     check_optional(&reason)?;
-    let found = find(state, id).await?.ok_or_else(|| Kind::NotFound.because("no accepted request has this id"))?;
+    let Some(found) = find(state, id).await? else {
+        let record = super::records::find(state, id).await?;
+        let standing = record.record.state.as_str();
+        return Err(Kind::NotFound.because(format!(
+            "nothing is left to deliver: the record of this id is {standing}, and no accepted request waits under it"
+        )));
+    };
     if !found.is_dead() {
-        return Err(Kind::AlreadyQueued.because("the request is queued: it is delivered by itself"));
+        return Err(already_queued());
     }
     if is_held(state, &found).await? {
         return Err(Kind::OutcomeUnknown.because(
@@ -188,13 +194,18 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &P
     let begun = state.begin(asker, deed).await?;
     let store = state.opened()?;
     let queued = async { queue::of(&**store)?.requeue(id).await }.await.map_err(unavailable);
-    let queued = queued.and_then(|was_dead| if was_dead { Ok(()) } else { Err(absent()) });
+    // Another request was faster.
+    let queued = queued.and_then(|was_dead| if was_dead { Ok(()) } else { Err(already_queued()) });
     if queued.is_ok() {
         deed.log(asker);
     }
     begun.end_as(&queued).await;
     queued?;
     Ok(empty(StatusCode::NO_CONTENT))
+}
+
+fn already_queued() -> Problem {
+    Kind::AlreadyQueued.because("the request is queued: it is delivered by itself")
 }
 
 /// Whether the outcome of a dead one is unknown, and no operator has resolved it since.

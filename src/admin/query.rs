@@ -1,7 +1,7 @@
 //! The query parameters of the records list.
 
 use super::answer::{Kind, Problem};
-use super::wanted::Wanted;
+use super::wanted::{NUL, Wanted};
 use crate::store::Cursor;
 
 /// How many entries a list has where it is not asked for fewer or more.
@@ -64,6 +64,9 @@ pub(super) fn pairs(query: Option<&str>) -> Result<Vec<(&str, String)>, Problem>
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = decode(value).ok_or_else(|| bad(name, "is not percent-encoded UTF-8"))?;
+        if value.contains('\0') {
+            return Err(bad(name, NUL));
+        }
         if pairs.iter().any(|(other, _)| *other == name) {
             return Err(bad(name, "stands there twice"));
         }
@@ -145,6 +148,8 @@ mod tests {
             ("route=%zz", "`route` is not percent-encoded"),
             ("route=%ff", "`route` is not percent-encoded"),
             ("route=%e", "`route` is not percent-encoded"),
+            ("route=a%00b", "`route` holds a NUL character"),
+            ("key=%01", "`key` is no key: "),
             ("route=a&route=b", "`route` stands there twice"),
             ("older-than=1h", "known are: state, route, key, id, older_than, since, scope, limit, cursor"),
         ] {

@@ -218,7 +218,7 @@ pub(super) fn check_optional(reason: &str) -> Result<(), Problem> {
 
 /// The same, and one must be given.
 pub(super) fn check_reason(reason: &str) -> Result<(), Problem> {
-    if reason.trim().is_empty() {
+    if reason.chars().all(|char| char.is_whitespace() || char.is_control()) {
         return Err(Kind::BadRequest.because("`reason` is empty: say why"));
     }
     if reason.len() > MAX_REASON {
@@ -270,6 +270,11 @@ impl State {
         Err(Kind::StoreUnavailable.because(format!("{}; nothing was changed", error.cause().source)).caused_by(error))
     }
 
+    /// The databases of the store that do not answer, where others do.
+    pub(super) fn away(&self) -> Vec<Arc<str>> {
+        self.store.get().map(|store| store.away()).unwrap_or_default()
+    }
+
     /// The store, once it is open.
     pub(super) fn opened(&self) -> Result<&Arc<dyn Store>, Problem> {
         self.store.get().ok_or_else(|| {
@@ -293,7 +298,7 @@ pub(super) fn unavailable(error: Error) -> Problem {
     Kind::StoreUnavailable.because(detail).caused_by(error)
 }
 
-/// The failure of a change of many records that needs these databases, too.
+/// The failure of a request that needs these databases, too.
 pub(super) fn silence(silent: &[Arc<str>]) -> Option<Error> {
     let why = || format!("a database of the store does not answer: {}", silent.join(", "));
     (!silent.is_empty()).then(|| Error::determinate(ErrorKind::Unavailable, why()))

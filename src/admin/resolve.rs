@@ -138,14 +138,18 @@ impl Resolution {
         }
     }
 
-    /// Refuses a record that is not unknown, and an answer for one that cannot be read: no retry would get it here.
+    /// Whether it can read what it needs of a record: retries of one that cannot be read would not get an answer here.
+    pub(super) fn can_read(&self, record: &record::Record) -> bool {
+        matches!(self, Self::Release) || Head::decode(&record.head).is_ok()
+    }
+
+    /// Refuses a record that is not unknown, and one that it cannot read.
     fn check(&self, found: &RecordEntry) -> Result<(), Problem> {
         let record = &found.record;
-        match self {
-            _ if record.state != record::State::Unknown => Err(not_unknown(record, found.now)),
-            Self::Complete(_) if Head::decode(&record.head).is_err() => Err(unreadable(&record.head)),
-            Self::Complete(_) | Self::Release => Ok(()),
+        if record.state != record::State::Unknown {
+            return Err(not_unknown(record, found.now));
         }
+        if self.can_read(record) { Ok(()) } else { Err(unreadable(&record.head)) }
     }
 
     /// Ends the attempt of an unknown record so.

@@ -57,6 +57,13 @@ async fn readiness_says_why_not() {
     assert!(admin.get("/metrics").await.body.contains("oncegate_ready 0"));
 }
 
+#[test]
+fn a_list_that_fails_names_the_databases_that_are_away() {
+    let failed = super::answer::Kind::StoreUnavailable.because("failed").of_reading(&["b:5432/gate".into()]);
+    let said = "cannot be read: a database of the store does not answer: b:5432/gate; see the log of `oncegate serve`";
+    assert_eq!(failed.detail, said);
+}
+
 #[tokio::test]
 async fn a_store_that_does_not_answer_is_not_ready() {
     let admin = start(None).await;

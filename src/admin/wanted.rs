@@ -13,6 +13,9 @@ use crate::store::{Filter, IdPrefix, NamespaceRules, Since};
 /// Longest key that can be looked up, in characters: longer than any route lets in by default.
 pub(super) const MAX_KEY: usize = 4096;
 
+/// What is wrong with text that PostgreSQL takes from nobody.
+pub(super) const NUL: &str = "holds a NUL character";
+
 /// What a record must be. Everything that is set must hold.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Wanted {
@@ -50,10 +53,13 @@ impl Wanted {
         if value.is_empty() {
             return Err("is empty; leave it out to not filter by it".to_owned());
         }
+        if value.contains('\0') {
+            return Err(NUL.to_owned());
+        }
         match name {
             "state" => self.state = Some(state(&value)?),
             "route" => self.route = Some(value),
-            "key" => self.key = Some(Key::parse(&value, MAX_KEY).map_err(|invalid| invalid.to_string())?),
+            "key" => self.key = Some(Key::parse(&value, MAX_KEY).map_err(|invalid| format!("is no key: {invalid}"))?),
             "id" => {
                 self.id = Some(id_prefix(&value)?);
             }
@@ -132,7 +138,7 @@ fn state(value: &str) -> Result<record::State, String> {
 /// What it must be.
 pub fn parse_age(value: &str) -> Result<Duration, &'static str> {
     let age = humantime::parse_duration(value).ok().filter(|age| !age.is_zero());
-    age.ok_or("must be a duration such as 90s, 1h or 7d")
+    age.ok_or("must be a duration above zero, such as 90s, 1h or 7d")
 }
 
 /// Reads an age, or a time by UTC as RFC 3339 writes it.

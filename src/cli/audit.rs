@@ -56,7 +56,8 @@ async fn list(args: AuditArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let filter = [("since", since), ("action", action), ("record", record), ("by", by)];
     let filter = filter.iter().filter_map(|(name, value)| Some((name, value.as_deref()?)));
     let filter = filter.map(|(name, value)| format!("&{name}={}", percent_encode(value))).collect();
-    let listing = Listing { path: "/api/v1/audit", member: "entries", filter, table: table(), row, also: None };
+    let (path, member, table) = ("/api/v1/audit", "entries", table());
+    let listing = Listing { path, member, filter, route: None, table, row, also: None };
     listing.write(&admin.client()?, paging, out).await
 }
 

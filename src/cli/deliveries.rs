@@ -62,13 +62,14 @@ async fn execute(args: DeliveriesArgs, out: &mut dyn Write) -> anyhow::Result<()
     let client = args.admin.client()?;
     match args.command {
         Command::List { route, state, paging } => {
-            let given = [("route", route), ("state", state)];
-            let given = given.into_iter().filter_map(|(name, value)| Some((name, value?)));
-            let filter = given.map(|(name, value)| format!("&{name}={}", percent_encode(&value))).collect();
+            let given = [("route", &route), ("state", &state)];
+            let given = given.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+            let filter = given.map(|(name, value)| format!("&{name}={}", percent_encode(value))).collect();
             let listing = Listing {
                 path: "/api/v1/deliveries",
                 member: "deliveries",
                 filter,
+                route,
                 table: table(),
                 row,
                 also: Some("paused"),

@@ -18,6 +18,7 @@ use rustls::pki_types::ServerName;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::OnceCell;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -45,7 +46,7 @@ const HEADING: &str = "Admin listener";
 #[derive(Args, Debug)]
 pub(super) struct AdminArgs {
     /// The gate's configuration file, whose `[admin]` names the admin listener and its token
-    #[arg(short, long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_CONFIG")]
+    #[arg(short, long, global = true, help_heading = HEADING, value_name = "FILE", env = super::FILE_VARIABLE)]
     config: Option<PathBuf>,
     /// Where the admin listener is: an address and a port, or an https:// URL of a name and a port [default: 127.0.0.1:9090]
     #[arg(long, global = true, help_heading = HEADING, value_name = "ADDR", env = "ONCEGATE_ADMIN__LISTEN", value_parser = admin_address)]
@@ -222,6 +223,8 @@ pub(super) struct AdminClient {
     address: String,
     authorization: Option<HeaderValue>,
     tls: Option<Arc<ClientConfig>>,
+    /// Set once what answers there has shown that it is one.
+    is_recognized: OnceCell<()>,
 }
 
 /// A connection, encrypted or not.
@@ -240,7 +243,7 @@ impl AdminClient {
                 anyhow::Ok(value)
             })
             .transpose()?;
-        Ok(Self { address: bare(address).to_owned(), authorization, tls })
+        Ok(Self { address: bare(address).to_owned(), authorization, tls, is_recognized: OnceCell::new() })
     }
 
     /// The JSON of a successful answer; `Value::Null` where it has no body.
@@ -273,15 +276,38 @@ impl AdminClient {
             .map_err(|_| anyhow!("{} did not answer within {} s", self.address, limit.as_secs()))?
     }
 
+    /// Sends a request. Another service at this address, such as the upstream behind the gate's listener for clients, is sent no
+    /// token and asked for no change.
     async fn exchange(
         &self,
         method: Method,
         target: &str,
         body: Option<&Value>,
     ) -> anyhow::Result<(StatusCode, Bytes)> {
+        self.is_recognized.get_or_try_init(|| self.recognize()).await?;
+        self.ask(method, target, body, self.authorization.as_ref()).await
+    }
+
+    /// Holds that an admin listener answers at this address.
+    async fn recognize(&self) -> anyhow::Result<()> {
+        let (status, body) = self.ask(Method::GET, "/livez", None, None).await?;
+        let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
+        if status != StatusCode::OK || answer["status"] != "live" {
+            bail!(NotConnected(self.stranger(status)));
+        }
+        Ok(())
+    }
+
+    async fn ask(
+        &self,
+        method: Method,
+        target: &str,
+        body: Option<&Value>,
+        authorization: Option<&HeaderValue>,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
         let mut request = Request::builder().method(method).uri(target).header(HOST, &self.address);
         request = request.header("X-Requested-With", "oncegate");
-        if let Some(authorization) = &self.authorization {
+        if let Some(authorization) = authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
         if body.is_some() {

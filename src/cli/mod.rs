@@ -80,11 +80,14 @@ enum Command {
     Version,
 }
 
+/// The environment variable that names the configuration file.
+const FILE_VARIABLE: &str = "ONCEGATE_CONFIG";
+
 /// Where the configuration file is.
 #[derive(Args, Debug)]
 struct FileArgs {
     /// The configuration file. If omitted, only environment variables and defaults apply.
-    #[arg(short, long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
+    #[arg(short, long, value_name = "FILE", env = FILE_VARIABLE)]
     config: Option<PathBuf>,
 }
 
@@ -144,6 +147,10 @@ fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     Cli::try_parse_from(args).map_err(|mut error| {
         if is_explain && error.kind() == ErrorKind::UnknownArgument {
             let tip = "explain does not know it: if it changes nothing about the request, leave it out";
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
+        if std::env::var_os(FILE_VARIABLE).is_some_and(|file| file.is_empty()) {
+            let tip = format!("{FILE_VARIABLE} is set, and empty: unset it, or let it name the file");
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
         }
         error

@@ -7,6 +7,7 @@ use clap::Args;
 use http::Method;
 use serde_json::Value;
 
+use super::complain;
 use super::http_client::AdminClient;
 use super::table::{Table, text};
 use crate::admin;
@@ -44,6 +45,8 @@ pub(super) struct Listing<const N: usize> {
     pub(super) member: &'static str,
     /// The parameters of its query, each after an `&`.
     pub(super) filter: String,
+    /// The route among them.
+    pub(super) route: Option<String>,
     pub(super) table: Table<N>,
     /// The row of one of them.
     pub(super) row: fn(&Value) -> [String; N],
@@ -54,7 +57,8 @@ pub(super) struct Listing<const N: usize> {
 impl<const N: usize> Listing<N> {
     /// Follows the pages up to the limit. Each is written before the next is asked for.
     pub(super) async fn write(self, client: &AdminClient, args: PagingArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-        let Self { path, member, filter, table, row, also } = self;
+        let Self { path, member, filter, route, table, row, also } = self;
+        let mut is_empty = true;
         let mut left = if args.all { usize::MAX } else { args.limit };
         let mut next = args.after;
         let mut list = if args.json { List::Json { member, is_begun: false } } else { List::Table(table, row) };
@@ -64,13 +68,28 @@ impl<const N: usize> Listing<N> {
             let page = client.send(Method::GET, &format!("{path}?limit={limit}{filter}{cursor}"), None).await?;
             let found = members_of(&page, member)?;
             list.write(found, out)?;
+            is_empty &= found.is_empty();
             left = left.saturating_sub(found.len());
             next = page["next"].as_str().map(ToOwned::to_owned);
             if next.is_none() || left == 0 {
                 break also.map(|also| (also, page[also].clone()));
             }
         };
-        list.end(next.as_deref(), also, out)
+        list.end(next.as_deref(), also, out)?;
+        if is_empty {
+            note_unknown_route(client, route.as_deref()).await;
+        }
+        Ok(())
+    }
+}
+
+/// Says so where nothing was found of a route because the gate has none of that name.
+pub(super) async fn note_unknown_route(client: &AdminClient, route: Option<&str>) {
+    let Some(route) = route else { return };
+    // It is for information: where the gate does not say, that stays unsaid.
+    let Ok(page) = client.send(Method::GET, "/api/v1/routes", None).await else { return };
+    if members_of(&page, "routes").is_ok_and(|routes| routes.iter().all(|known| known["name"] != route)) {
+        complain(&format!("oncegate: the gate has no route `{route}`"));
     }
 }
 

@@ -224,9 +224,9 @@ async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::R
     let client = args.admin.client()?;
     match args.command {
         Command::List(ListArgs { filter, paging }) => {
-            let (filter, table) = (filter.query(), table::table());
-            let listing =
-                Listing { path: "/api/v1/records", member: "records", filter, table, row: table::row, also: None };
+            let (path, member, also) = ("/api/v1/records", "records", None);
+            let (filter, route, table) = (filter.query(), filter.route, table::table());
+            let listing = Listing { path, member, filter, route, table, row: table::row, also };
             listing.write(&client, paging, out).await
         }
         Command::Show { record, answer, reveal_key, json } => {

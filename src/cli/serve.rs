@@ -42,6 +42,7 @@ mod adopting;
 mod caching;
 mod certificates;
 mod consuming;
+mod draining;
 pub(super) mod durability;
 mod files;
 mod listening;
@@ -59,9 +60,6 @@ mod watched_file;
 
 /// How long the end may take once everything is settled.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-
-/// How long the last answers may take to be written.
-const WRITING: Duration = Duration::from_millis(100);
 
 /// Runs a gate until SIGTERM or SIGINT. At SIGHUP it reads `sources` again, of which `config` was made.
 pub(super) fn run(
@@ -98,6 +96,7 @@ fn run_logged(
 ) -> anyhow::Result<ExitCode> {
     files::share_out(&mut config);
     files::write_no_core();
+    files::check_spool();
     let inherited = Inherited::take();
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
     let environment = Environment { shards, inherited, notices: Notices::of_process(), access_log };
@@ -398,7 +397,7 @@ impl Serving {
         if let Some(delivering) = self.delivering.take() {
             let _ = timeout(LAST_WORDS, delivering).await;
         }
-        drain(&gate, &mut self.servers, drain_timeout, signals).await;
+        draining::drain(&gate, &mut self.servers, drain_timeout, signals).await;
         // What has not ended by then, its broker delivers again.
         let _ = timeout(LAST_WORDS, self.consuming.ended()).await;
         self.work_stop.send_replace(true);
@@ -435,46 +434,6 @@ async fn keep_asking(current: Current<Gate>, mut stop: watch::Receiver<bool>) {
             }
         }
     }
-}
-
-async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signals: &mut Signals) {
-    let over = async {
-        if timeout(patience, signals.stop_again()).await.is_ok() {
-            tracing::warn!(running = gate.running(), "stop signal during the drain: exiting now");
-        }
-    };
-    tokio::pin!(over);
-    let connections = async {
-        all_ended(servers).await;
-        gate.tunnels_ended().await;
-    };
-    let is_over = tokio::select! {
-        () = connections => false,
-        () = &mut over => true,
-    };
-    let owes_answers = is_over && gate.owes_answers();
-    // An attempt that no client waits for runs on when all connections have ended.
-    let has_ended = if is_over { gate.drain(std::future::ready(())).await } else { gate.drain(over).await };
-    if !has_ended {
-        tracing::warn!("attempts that did not end in time are recorded as unknown");
-    }
-    if owes_answers || !has_ended {
-        // Their clients get one now. Streams, and what clients have yet to send, may go on for ever.
-        let given = async {
-            while gate.owes_answers() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            tokio::time::sleep(WRITING).await;
-        };
-        tokio::select! {
-            () = all_ended(servers) => {}
-            _ = timeout(LAST_WORDS, given) => {}
-        }
-    }
-}
-
-async fn all_ended(servers: &mut JoinSet<()>) {
-    while servers.join_next().await.is_some() {}
 }
 
 fn admin_state(config: &Resolved, metrics: &Metrics, readiness: &Readiness) -> admin::State {

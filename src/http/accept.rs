@@ -21,7 +21,7 @@ use super::rewind::Rewind;
 use super::server::{
     Current, FIRST_REQUEST_GRACE, Handler, NewConnection, Peer, ServerState, serve_connection, until_stopped,
 };
-use super::socket::{GuardedIo, drain_input};
+use super::socket::{ClientStream, GuardedIo, drain_input};
 use super::usage::{ConnectionPermit, Usage};
 use crate::idempotency::scope::ClientCertificate;
 use crate::telemetry::limits::Limit;
@@ -100,7 +100,7 @@ pub(super) async fn accept<S, H>(
     current: Current<H>,
     stop: watch::Receiver<bool>,
 ) where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: ClientStream,
     H: Handler,
 {
     let serving = current.load_full();
@@ -123,7 +123,7 @@ async fn accept_with_handshake<S, H>(
     current: Current<H>,
     mut stop: watch::Receiver<bool>,
 ) where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: ClientStream,
     H: Handler,
 {
     let (since, mut read) = (Instant::now(), BytesMut::new());
@@ -276,6 +276,9 @@ async fn reply_without_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) ->
     drain_input(stream, PLAINTEXT_ERROR_TIMEOUT).await;
     Ok(())
 }
+
+/// A TLS connection that closes without a close_notify has not ended (RFC 8446, 6.1).
+impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> ClientStream for TlsStream<S> {}
 
 /// The peer after a TLS handshake. `None` if its certificate cannot be read: otherwise it would pass for a client
 /// without one.

@@ -25,7 +25,7 @@ mod rewind;
 pub mod server;
 pub mod shards;
 pub mod socket;
-mod spool;
+pub mod spool;
 pub mod upgrade;
 pub mod upstream;
 pub mod usage;

@@ -14,12 +14,11 @@ use bytes::BytesMut;
 use http::header::CONNECTION;
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode, Version};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::ext::ReasonPhrase;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -34,7 +33,7 @@ use super::http2;
 use super::limits::{HYPER_MAX_HEADERS, Limits};
 use super::request_body::RequestBody;
 use super::shards::Shards;
-use super::socket::{Accepted, ConfiguredStream, Listen, Listener};
+use super::socket::{Accepted, ClientStream, ConfiguredStream, Listen, Listener};
 use super::usage::{ConnectionPermit, Usage};
 use crate::idempotency::scope::ClientCertificate;
 use crate::telemetry::limits::Limit;
@@ -274,7 +273,7 @@ async fn serve_on_shard<H: Handler>(
 /// Serves one connection of a client at `peer`, until it ends or, between two exchanges, `stop` turns true.
 pub async fn connection<S, H>(stream: S, peer: SocketAddr, current: Current<H>, stop: watch::Receiver<bool>)
 where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: ClientStream,
     H: Handler,
 {
     let new = NewConnection { read: BytesMut::new(), since: Instant::now(), version: None };
@@ -299,7 +298,7 @@ pub(super) async fn serve_connection<S, H>(
     current: Current<H>,
     mut stop: watch::Receiver<bool>,
 ) where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: ClientStream,
     H: Handler,
 {
     let (limits, usage) = {
@@ -341,7 +340,7 @@ async fn http1<S, H>(
     (limits, usage): (Limits, Arc<Usage>),
     mut stop: watch::Receiver<bool>,
 ) where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: ClientStream,
     H: Handler,
 {
     let (largest_buffer, most_headers) =
@@ -353,9 +352,10 @@ async fn http1<S, H>(
         let (handler, state, mut peer) = (Arc::clone(&current.load().handler), Arc::clone(&answering), peer.clone());
         let StartedExchange { number, request: started, exchange } = state.start_exchange();
         async move {
+            let version = request.version();
             let mut response = match started {
                 Ok(interim) => {
-                    peer.interim = Some(interim).filter(|_| request.version() == Version::HTTP_11);
+                    peer.interim = Some(interim).filter(|_| version == Version::HTTP_11);
                     handler.handle(request.map(RequestBody::from), peer).await
                 }
                 Err(RefusedRequest { fault, head }) => handler.refuse(fault, Known::Raw(&head), &peer),
@@ -366,6 +366,10 @@ async fn http1<S, H>(
             }
             if !state.answer(number, response.status() == StatusCode::SWITCHING_PROTOCOLS) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            // The close of the connection is the end of the answer (RFC 9112, 6.3).
+            if version == Version::HTTP_10 && response.body().size_hint().exact().is_none() {
+                state.ends_by_close();
             }
             Ok::<_, Infallible>(response.map(|body| body.with_exchange_guard(exchange)))
         }

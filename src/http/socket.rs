@@ -167,6 +167,30 @@ impl From<SocketAddr> for Listen {
     }
 }
 
+/// A client's connection.
+pub trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {
+    /// Whether closing it is to be a reset, which a client tells from an end. Where that cannot be, it stays an end.
+    fn reset_on_close(&self, _resets: bool) {}
+}
+
+impl ClientStream for TcpStream {
+    fn reset_on_close(&self, resets: bool) {
+        // It fails where the connection has failed already.
+        let _ = SockRef::from(self).set_linger(resets.then_some(Duration::ZERO));
+    }
+}
+
+impl ClientStream for UnixStream {}
+
+#[cfg(test)]
+impl ClientStream for tokio::io::DuplexStream {}
+
+impl<S: ClientStream, T: Send + Unpin + 'static> ClientStream for GuardedIo<S, T> {
+    fn reset_on_close(&self, resets: bool) {
+        self.stream.reset_on_close(resets);
+    }
+}
+
 /// The peer address of Unix socket connections: this machine.
 fn unix_peer_address() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))

@@ -67,6 +67,17 @@ pub(super) struct SpoolFile {
     memory: Arc<Budget>,
 }
 
+/// A file without a name.
+///
+/// # Errors
+/// With the name of the directory that takes none.
+pub fn new_file() -> io::Result<File> {
+    tempfile::tempfile().map_err(|error| {
+        let directory = std::env::temp_dir();
+        io::Error::new(error.kind(), format!("no file can be made in {}: {error}", directory.display()))
+    })
+}
+
 /// The key of one file.
 fn new_key() -> io::Result<LessSafeKey> {
     let mut key = [0; 32];
@@ -89,7 +100,7 @@ fn nonce(piece: usize) -> Nonce {
 
 impl SpoolWriter {
     pub(super) async fn create(usage: &Usage) -> Result<Self, Error> {
-        let file = blocking(tempfile::tempfile).await.map_err(Error::Failed)?;
+        let file = blocking(new_file).await.map_err(Error::Failed)?;
         Self::to(file, usage).map_err(Error::Failed)
     }
 

@@ -134,8 +134,17 @@ impl Ending {
     where
         Lines: IntoIterator<Item = &'a (HeaderName, HeaderValue)>,
     {
-        let find = |lines: Lines| lines.into_iter().find(|(name, _)| *name == grpc::STATUS).map(|(_, value)| value);
-        match (find(trailers).or_else(|| find(headers)).and_then(grpc::status), status) {
+        let find = |lines: Lines| {
+            let mut values = lines.into_iter().filter(|(name, _)| *name == grpc::STATUS).map(|(_, value)| value);
+            let first = values.next()?;
+            Some((first, values.any(|other| other != first)))
+        };
+        let found = find(trailers).or_else(|| find(headers));
+        // One client goes by the first of two, and another by the last.
+        if found.is_some_and(|(_, is_contradicted)| is_contradicted) {
+            return Self::Broken;
+        }
+        match (found.and_then(|(value, _)| grpc::status(value)), status) {
             (Some(status), _) => Self::Called(status),
             (None, 200) => Self::Broken,
             (None, status) => Self::Answered(status),
@@ -444,6 +453,9 @@ mod tests {
             (503, vec![], vec![], Ending::Answered(503)),
             (200, vec![], vec![], Ending::Broken),
             (200, vec![], line("x"), Ending::Broken),
+            (200, vec![], [line("12"), line("0")].concat(), Ending::Broken),
+            (503, [line("12"), line("0")].concat(), vec![], Ending::Broken),
+            (200, vec![], [line("5"), line("5")].concat(), Ending::Called(Status::NotFound)),
         ] {
             assert_eq!(Ending::of_call(status, &headers, &trailers), expected);
         }

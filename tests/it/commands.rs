@@ -108,6 +108,62 @@ fn what_fails_says_so() {
 }
 
 #[test]
+fn a_variable_that_is_empty_is_named() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_oncegate"));
+    let output = command.args(["check"]).env("ONCEGATE_CONFIG", "").output().expect("it runs");
+    assert_eq!(output.status.code(), Some(2), "{}", both(&output));
+    assert!(both(&output).contains("ONCEGATE_CONFIG is set, and empty"), "{}", both(&output));
+}
+
+#[test]
+fn a_route_that_there_is_not_is_said_where_nothing_is_found() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let admin = gate.admin.to_string();
+    for command in [
+        &["deliveries", "list", "nosuch"][..],
+        &["records", "list", "--route", "nosuch"],
+        &["records", "purge", "--route", "nosuch", "--reason", "x", "--yes"],
+        &["records", "retry", "--route", "nosuch", "--dry-run"],
+    ] {
+        let output = oncegate(&[command, &["--admin", &admin]].concat());
+        assert_eq!(output.status.code(), Some(0), "{command:?}: {}", both(&output));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(said, "oncegate: the gate has no route `nosuch`\n", "{command:?}");
+    }
+}
+
+/// As where `--admin` names the gate's listener for clients: the upstream answers.
+#[test]
+fn another_service_in_the_place_of_the_admin_listener_gets_no_token_and_does_nothing() {
+    let service = Upstream::start(|_| Reply::status("204 No Content", ""));
+    let (address, id) = (service.address.to_string(), "0".repeat(64));
+    let token = tempfile::NamedTempFile::new().expect("a writable directory");
+    std::fs::write(token.path(), "0123456789abcdef0123456789abcdef").expect("writable");
+    for command in [
+        &["records", "list"][..],
+        &["records", "purge", &id, "--reason", "x"],
+        &["records", "resolve", &id, "--release", "--reason", "x"],
+        &["deliveries", "pause", "charge"],
+        &["reload"],
+    ] {
+        for with in
+            [&["--admin", &*address][..], &["--admin", &address, "--token-file", &token.path().to_string_lossy()]]
+        {
+            let output = oncegate(&[command, with].concat());
+            assert_eq!(output.status.code(), Some(1), "{command:?}: {}", both(&output));
+            assert!(both(&output).contains("is not oncegate's admin listener"), "{command:?}: {}", both(&output));
+            assert!(output.stdout.is_empty(), "{command:?}: {}", both(&output));
+        }
+    }
+    let seen = service.seen();
+    assert!(
+        seen.iter().all(|request| request.start_line().starts_with("GET ") && !request.head.has("authorization")),
+        "a token, or a change"
+    );
+}
+
+#[test]
 fn the_default_configuration_is_one() {
     let default = oncegate(&["config", "default"]);
     assert!(default.status.success());

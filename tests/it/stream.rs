@@ -266,6 +266,29 @@ fn a_client_that_cannot_see_where_an_answer_breaks_off_gets_it_whole() {
     gate.heal();
 }
 
+/// Without chunks or a length, the end of the connection is the end of the answer (RFC 9112, 6.3): a break has to look otherwise.
+#[test]
+fn an_http_1_0_client_can_tell_a_break_from_an_end() {
+    for is_cut in [false, true] {
+        let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let answer = format!("{head}7d0\r\n{}\r\n{}", "z".repeat(2000), if is_cut { "" } else { "0\r\n\r\n" });
+        let upstream = Upstream::start(move |_| Reply::raw(answer.clone()).close());
+        let gate = plan_with(&upstream, "max_response_body = \"1kB\"").start();
+        for key in ["Idempotency-Key: k-1\r\n", ""] {
+            let mut stream = std::net::TcpStream::connect(gate.address).expect("the gate listens");
+            let request = format!("POST /orders HTTP/1.0\r\nHost: a\r\n{key}Content-Length: 2\r\n\r\n{{}}");
+            std::io::Write::write_all(&mut stream, request.as_bytes()).expect("the gate reads");
+            let mut read = Vec::new();
+            let ended = std::io::Read::read_to_end(&mut stream, &mut read);
+            let text = String::from_utf8_lossy(&read);
+            match is_cut {
+                false => assert!(ended.is_ok() && text.ends_with("zzz"), "{key}: {ended:?} {text}"),
+                true => assert!(ended.is_err(), "{key}: {text}"),
+            }
+        }
+    }
+}
+
 #[test]
 fn those_who_wait_have_the_whole_answer() {
     let (upstream, signal) = halting(format!("{HEAD}{TWO}"), "0\r\n\r\n");

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
+use oncegate::http::socket::ClientStream;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex};
 
 /// Called with what is written, once a byte of it has left.
@@ -127,6 +128,8 @@ impl Side {
         }
     }
 }
+
+impl ClientStream for Settlement {}
 
 impl AsyncRead for Settlement {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {

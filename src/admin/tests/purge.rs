@@ -74,6 +74,7 @@ async fn a_removal_may_give_its_reason() {
     let delete = async |query: &str| admin.send(&format!("DELETE /api/v1/records/{id}?{query}"), &host, "").await;
     delete("reason=").await.is_problem(400, "bad-request").says("`reason` is empty");
     delete("reason=%20").await.is_problem(400, "bad-request").says("`reason` is empty");
+    delete("reason=%07%0a").await.is_problem(400, "bad-request").says("`reason` is empty");
     delete("why=x").await.is_problem(400, "bad-request").says("known are: reason");
     delete(&format!("reason={}", "x".repeat(2001))).await.is_problem(400, "bad-request").says("longer than 2000");
     assert_eq!(delete("reason=twice").await.status, 204);

@@ -34,6 +34,9 @@ async fn a_record_whose_key_is_missing_says_so_and_is_not_completed() {
         let complete = json!({"action": "complete", "status": 200});
         let refused = admin.resolve(id, complete).await;
         refused.is_problem(409, "unreadable").says("store.encryption_keys");
+        let all = json!({"filter": {"state": "unknown"}, "action": "complete", "status": 200, "reason": "x"});
+        let left = admin.bulk("resolve", all).await.json();
+        assert_eq!((&left["matched"], &left["unreadable"], &left["done"]), (&json!(0), &json!(1), &json!(0)));
         assert_eq!(admin.store.get(id).await.unwrap().unwrap().record.state, State::Unknown);
         assert_eq!(admin.resolve(id, json!({"action": "release"})).await.status, 204, "its key is free then");
     }

@@ -3,6 +3,8 @@
 
 use clap::Command;
 
+use crate::cli::FILE_VARIABLE;
+
 /// Names and what they mean.
 type Entries = &'static [(&'static str, &'static str)];
 
@@ -39,7 +41,7 @@ const SETTINGS: (&str, &str) = (
     "ONCEGATE_SECTION__KEY",
     "Sets a key of the configuration, as ONCEGATE_SERVER__LISTEN. It overrides the file, and a flag overrides it.",
 );
-const FILE: (&str, &str) = ("ONCEGATE_CONFIG", "The configuration file, as --config names it.");
+const FILE: (&str, &str) = (FILE_VARIABLE, "The configuration file, as --config names it.");
 const ADMIN: (&str, &str) = ("ONCEGATE_ADMIN__LISTEN", "Where the admin listener is, as --admin names it.");
 const TOKEN_FILE: (&str, &str) =
     ("ONCEGATE_ADMIN__TOKEN_FILE", "A file with the token of the admin listener, as --token-file names it.");

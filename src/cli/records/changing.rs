@@ -14,6 +14,7 @@ use super::{
     whole_id,
 };
 use crate::cli::http_client::AdminClient;
+use crate::cli::paging::note_unknown_route;
 use crate::cli::table::text;
 
 pub(super) const PURGE_USAGE: &str = "oncegate records purge [--reason <TEXT>] <ID>
@@ -127,7 +128,10 @@ pub(super) async fn retry(
     };
     let id = whole_id_of_dead(client, start).await?;
     if args.dry_run {
-        let state = accepted_state(client, &id).await?.context("no accepted request has this id")?;
+        let Some(state) = accepted_state(client, &id).await? else {
+            let record = client.send(Method::GET, &record_path(&id), None).await?;
+            bail!("nothing is left to deliver: the record is {}", text(&record["state"]));
+        };
         if state != "dead" {
             bail!("the request is {state}: it is delivered by itself");
         }
@@ -204,7 +208,10 @@ impl Change {
                 // The gate looks at the answer, too.
                 let mut trial = self.members.clone();
                 trial.extend([("filter".to_owned(), json!({ "id": id })), ("dry_run".to_owned(), true.into())]);
-                client.send(Method::POST, "/api/v1/records/resolve", Some(&Value::Object(trial))).await?;
+                let tried = client.send(Method::POST, "/api/v1/records/resolve", Some(&Value::Object(trial))).await?;
+                if tried["unreadable"].as_u64().is_some_and(|count| count > 0) {
+                    bail!("this gate cannot read the record: `oncegate records show` says why");
+                }
             }
             writeln!(out, "1 record would be {}; nothing was changed:", self.done)?;
             table::table().write([table::row(&record)], out)?;
@@ -223,6 +230,9 @@ impl Change {
             let counts = self.send(client, args, true, args.as_of.clone()).await?;
             let (matched, in_flight, accepted) = (counts.matched, counts.in_flight, counts.accepted);
             writeln!(out, "{} would be {}; nothing was changed", self.counted(matched), self.done)?;
+            if matched == 0 {
+                note_unknown_route(client, args.filter.route.as_deref()).await;
+            }
             self.say_rest(&counts, "would not be delivered any more", out)?;
             // A list has no `as_of`: it would show records that came later.
             if self.path != "retry" && matched > 0 && args.as_of.is_none() {
@@ -250,6 +260,7 @@ impl Change {
             let matched = found.matched;
             if matched == 0 {
                 writeln!(out, "no {}", self.nouns[1])?;
+                note_unknown_route(client, args.filter.route.as_deref()).await;
                 return self.say_rest(&found, "", out);
             }
             as_of = found.as_of;
@@ -266,6 +277,9 @@ impl Change {
         let counts = self.send(client, args, false, as_of).await?;
         let Counts { matched, done, failed, .. } = counts;
         writeln!(out, "{} {}", self.counted(done), self.done)?;
+        if matched == 0 {
+            note_unknown_route(client, args.filter.route.as_deref()).await;
+        }
         self.say_rest(&counts, "will not be delivered any more", out)?;
         let others = matched.saturating_sub(done + failed);
         if others > 0 {
@@ -285,6 +299,7 @@ impl Change {
         }
         say_to_retry(counts.to_retry, out)?;
         say_in_flight(counts.in_flight, out)?;
+        say_unreadable(counts.unreadable, out)?;
         say_of_unknown_outcome(counts.of_unknown_outcome, out)?;
         say_of_unknown_scope(counts.of_unknown_scope, out)
     }
@@ -325,6 +340,7 @@ impl Change {
             counts.done += count("done")?;
             counts.failed += count("failed")?;
             counts.in_flight += answer["in_flight"].as_u64().unwrap_or(0);
+            counts.unreadable += answer["unreadable"].as_u64().unwrap_or(0);
             counts.accepted += answer["accepted"].as_u64().unwrap_or(0);
             counts.to_retry += answer["to_retry"].as_u64().unwrap_or(0);
             counts.of_unknown_scope += answer["of_unknown_scope"].as_u64().unwrap_or(0);
@@ -352,6 +368,7 @@ struct Counts {
     done: u64,
     failed: u64,
     in_flight: u64,
+    unreadable: u64,
     accepted: u64,
     to_retry: u64,
     of_unknown_scope: u64,
@@ -418,6 +435,15 @@ fn say_in_flight(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
             "{} in flight left alone, as their attempts run: --state in-flight is for these",
             records(count)
         )?;
+    }
+    Ok(())
+}
+
+/// Says what a completion leaves alone.
+fn say_unreadable(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
+    if count > 0 {
+        let what = "left alone, as this gate cannot read them: `oncegate records show` says why";
+        writeln!(out, "{} {what}", records(count))?;
     }
     Ok(())
 }

@@ -60,7 +60,10 @@ async fn records_are_listed_as_a_table_and_as_json() {
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["records"][0]["id"], &json["next"]), (&json!(id.to_string()), &Value::Null));
     let error = run(&admin, &["list", "--older-than", "soon"]).await.unwrap_err();
-    assert!(error.contains("'--older-than <DURATION>': must be a duration such as 90s, 1h or 7d"), "{error}");
+    assert!(
+        error.contains("'--older-than <DURATION>': must be a duration above zero, such as 90s, 1h or 7d"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::thread;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::Resolved;
+use crate::http::spool;
 
 /// Files besides the connections that are counted: the store, the admin listener, connections that are being refused,
 /// temporary files of large bodies; and for each core, what its runtime has.
@@ -39,6 +40,16 @@ pub(super) fn share_out(config: &mut Resolved) {
              (ulimit -Hn, LimitNOFILE=) or lower max_connections"
         );
         config.server.limits.max_connections = max_connections;
+    }
+}
+
+/// Tells where large request bodies have no place.
+pub(super) fn check_spool() {
+    if let Err(error) = spool::new_file() {
+        tracing::warn!(
+            %error,
+            "request bodies that have no room in memory get 503: name a directory that is writable in TMPDIR"
+        );
     }
 }
 

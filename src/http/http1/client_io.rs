@@ -14,6 +14,7 @@ use super::connection::{ConnectionState, RefusedRequest};
 use super::message::MessageParser;
 use crate::http::fault::Fault;
 use crate::http::limits::Limits;
+use crate::http::socket::ClientStream;
 use crate::http::usage::Usage;
 use crate::telemetry::limits::Limit;
 
@@ -48,6 +49,8 @@ pub(in crate::http) struct ClientIo<S> {
     write_timer: Option<Pin<Box<Sleep>>>,
     /// Whether all output is flushed.
     is_flushed: bool,
+    /// Whether closing the socket is a reset.
+    resets_on_close: bool,
     /// Woken by interim responses and by `timer`.
     waker: Option<Waker>,
 }
@@ -114,6 +117,7 @@ impl<S> ClientIo<S> {
             interim: Bytes::new(),
             write_timer: None,
             is_flushed: true,
+            resets_on_close: false,
             waker: None,
         }
     }
@@ -342,7 +346,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> ClientIo<S> {
+impl<S: ClientStream> ClientIo<S> {
+    /// Whether closing the socket is to be a reset.
+    fn reset_on_close(&mut self, resets: bool) {
+        if self.resets_on_close != resets {
+            self.resets_on_close = resets;
+            self.socket.iter().for_each(|socket| socket.reset_on_close(resets));
+        }
+    }
+
     /// Writes the queued interim responses, unless a response is being written.
     fn poll_interim(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
@@ -371,6 +383,9 @@ impl<S: AsyncWrite + Unpin> ClientIo<S> {
             return self.poll_write_timeout(cx, Poll::Pending);
         }
         (self.interim_allowed_for, self.is_flushed) = (0, false);
+        if self.state.resets_if_broken() {
+            self.reset_on_close(true);
+        }
         let written = write(self.socket()?, cx);
         self.poll_write_timeout(cx, written)
     }
@@ -393,7 +408,7 @@ impl<S: AsyncWrite + Unpin> ClientIo<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for ClientIo<S> {
+impl<S: ClientStream> AsyncWrite for ClientIo<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_written(cx, |socket, cx| socket.poll_write(cx, buf))
     }
@@ -435,6 +450,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientIo<S> {
             // A TLS close notification must be written too.
             return self.poll_write_timeout(cx, Poll::Pending).map_ok(|_| ());
         }
+        self.reset_on_close(false);
         self.end = Some(ReadEnd::Shut);
         Poll::Ready(Ok(()))
     }

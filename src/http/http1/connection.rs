@@ -35,6 +35,8 @@ pub(in crate::http) struct ConnectionState<S> {
     whole: AtomicU64,
     /// Whether it carries something else than HTTP by now.
     is_upgraded: AtomicBool,
+    /// Whether the close of the connection is the end of an answer.
+    ends_by_close: AtomicBool,
     /// Whether there is an exchange that has not ended.
     is_busy: Arc<AtomicBool>,
     interim: Arc<InterimQueue>,
@@ -49,6 +51,7 @@ impl<S> ConnectionState<S> {
             exchanges: AtomicU64::new(0),
             whole: AtomicU64::new(0),
             is_upgraded: AtomicBool::new(false),
+            ends_by_close: AtomicBool::new(false),
             is_busy: Arc::default(),
             interim: Arc::default(),
             ended: Mutex::new(None),
@@ -82,6 +85,16 @@ impl<S> ConnectionState<S> {
     /// Whether it carries something else than HTTP by now.
     pub(super) fn is_upgraded(&self) -> bool {
         self.is_upgraded.load(Ordering::Acquire)
+    }
+
+    /// From now on, the close of the connection is the end of an answer.
+    pub(in crate::http) fn ends_by_close(&self) {
+        self.ends_by_close.store(true, Ordering::Release);
+    }
+
+    /// Whether a connection that breaks has to be reset, since its close would pass for the end of an answer.
+    pub(super) fn resets_if_broken(&self) -> bool {
+        self.ends_by_close.load(Ordering::Acquire)
     }
 
     /// The queue of interim responses.

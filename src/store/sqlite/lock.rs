@@ -46,6 +46,9 @@ impl Lock {
     pub fn try_acquire(settings: &Settings) -> Result<Option<Self>, OpenError> {
         let fail = |source| OpenError::Io { path: settings.path.clone(), source };
         let path = resolve(&settings.path).map_err(fail)?;
+        if fs::metadata(&path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+            return Err(fail(io::Error::other("it is a device, a pipe or a socket, and not a file")));
+        }
         let lock_path = with_suffix(&path, LOCK);
         let lock_file =
             open_private(OpenOptions::new().read(true).write(true).create(true), &lock_path).map_err(fail)?;
