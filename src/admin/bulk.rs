@@ -471,7 +471,7 @@ impl Report {
     }
 }
 
-/// Leaves alone what is like this. Returns how many.
+/// Takes the records out that are to be left alone. Returns how many.
 fn leave(found: &mut Vec<RecordEntry>, is_left: impl Fn(&Record) -> bool) -> u64 {
     let count = found.len();
     found.retain(|found| !is_left(&found.record));

@@ -194,8 +194,12 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &P
     let begun = state.begin(asker, deed).await?;
     let store = state.opened()?;
     let queued = async { queue::of(&**store)?.requeue(id).await }.await.map_err(unavailable);
-    // Another request was faster.
-    let queued = queued.and_then(|was_dead| if was_dead { Ok(()) } else { Err(already_queued()) });
+    let queued = match queued {
+        Ok(true) => Ok(()),
+        // Another request was faster: one to retry it, or to remove it.
+        Ok(false) => Err(if find(state, id).await?.is_some() { already_queued() } else { absent() }),
+        Err(problem) => Err(problem),
+    };
     if queued.is_ok() {
         deed.log(asker);
     }

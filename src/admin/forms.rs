@@ -74,10 +74,13 @@ pub(super) const CURSOR: &str = concat!("^", number!(), "$");
 /// The `next` of a change of many records.
 pub(super) const PLACE: &str = concat!("^([0-9A-Fa-f]{64}|accepted-", number!(), ")$");
 
-/// A reason that is given: not blank. And the same, or none. Its limit is one of bytes, and a schema counts characters: a reason of
+/// A reason that is given: not of white space and control characters alone. And the same, or none. Its limit is one of bytes, and a schema counts characters: a reason of
 /// other characters than ASCII may be within `maxLength` and is refused.
-pub(super) const REASON: &str = r"[^\s\u0085]";
-pub(super) const REASON_OR_NONE: &str = r"^$|[^\s\u0085]";
+pub(super) const REASON: &str = r"[^\s\x00-\x1f\x7f-\x9f]";
+pub(super) const REASON_OR_NONE: &str = r"^$|[^\s\x00-\x1f\x7f-\x9f]";
+
+/// Text without NUL that is not empty.
+pub(super) const TEXT: &str = r"^[^\x00]+$";
 
 /// The name and the value of a header, and base64 (RFC 4648, section 4) with its padding.
 const NAME: &str = "^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$";
@@ -93,7 +96,7 @@ pub(super) fn member(name: &str) -> Value {
         "older_than" => pattern(DURATION),
         "since" => pattern(SINCE),
         "scope" => pattern(SCOPE),
-        _ => json!({ "type": "string", "minLength": 1 }),
+        _ => pattern(TEXT),
     }
 }
 

@@ -256,7 +256,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
         }
         Resource::Audit => {
             let action = json!({ "enum": AuditAction::ALL.map(AuditAction::as_str) });
-            let by = json!({ "type": "string", "minLength": 1, "maxLength": 128 });
+            let by = json!({ "type": "string", "pattern": forms::TEXT, "maxLength": 128 });
             let record = record_id();
             let own = [
                 parameter("since", pattern(forms::SINCE), "A duration, or a time by RFC 3339."),

@@ -288,12 +288,17 @@ impl AdminClient {
         self.ask(method, target, body, self.authorization.as_ref()).await
     }
 
-    /// Holds that an admin listener answers at this address.
+    /// Holds that an admin listener answers at this address. Until then, nothing was asked of it.
     async fn recognize(&self) -> anyhow::Result<()> {
-        let (status, body) = self.ask(Method::GET, "/livez", None, None).await?;
+        let asked = timeout(CONNECT_TIMEOUT, self.ask(Method::GET, "/livez", None, None)).await;
+        let (status, body) = asked
+            .map_err(|_| {
+                NotConnected(format!("{} did not answer within {} s", self.address, CONNECT_TIMEOUT.as_secs()))
+            })?
+            .map_err(|error| NotConnected(super::describe(&error)))?;
         let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
         if status != StatusCode::OK || answer["status"] != "live" {
-            bail!(NotConnected(self.stranger(status)));
+            bail!(NotConnected(self.refusal(status, &body)));
         }
         Ok(())
     }

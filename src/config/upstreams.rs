@@ -148,8 +148,9 @@ fn is_at(listen: &Listen, place: &Place) -> bool {
         (Listen::Address(own), Place::Tcp { host, port }) => {
             let own_ip = own.ip();
             let is_host = match host.parse::<IpAddr>() {
+                // What listens on `[::]` takes IPv4, too.
                 Ok(ip) if own_ip.is_unspecified() => {
-                    ip.is_ipv4() == own_ip.is_ipv4() && (ip.is_loopback() || ip.is_unspecified())
+                    (own_ip.is_ipv6() || ip.is_ipv4()) && (ip.is_loopback() || ip.is_unspecified())
                 }
                 Ok(ip) => ip == own_ip,
                 Err(_) => host == "localhost" && (own_ip.is_loopback() || own_ip.is_unspecified()),

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use crate::http::connection_memory::ConnectionMemory;
 use crate::http::fair_share::Party;
-use crate::http::forwarding::{Forwarding, PeerInfo, new_request_id};
+use crate::http::forwarding::{Forwarding, PeerInfo, new_request_id, trace};
 use crate::http::headers::{
     ForwardingInfo, OwnHeaders, Via, has_unambiguous_framing, is_host, is_usual_host, normal_host,
 };
@@ -279,11 +279,23 @@ impl Head {
 
     /// Notes that another request came first: the one that made this record.
     pub(super) fn comes_after(&self, record: &codec::Head) {
+        if self.notes.is_some() {
+            let details = record.details();
+            self.comes_after_request(details.request.map(|first| span_of(first, details.trace)));
+        }
+    }
+
+    /// Notes that the request with this span came first.
+    pub(super) fn comes_after_request(&self, first: Option<SpanContext>) {
         let Some(notes) = self.notes.as_ref().filter(|notes| notes.span().is_some()) else { return };
-        let details = record.details();
-        let Some(first) = details.request.filter(|first| *first != self.id) else { return };
-        let context = SpanContext { trace: details.trace.unwrap_or_else(|| first.trace()), span: first.0.get() };
-        notes.note(|noted| noted.first = Some(context));
+        if let Some(first) = first.filter(|first| first.span != self.id.0.get()) {
+            notes.note(|noted| noted.first = Some(first));
+        }
+    }
+
+    /// The span that it has where spans are told of.
+    pub(super) fn span(&self) -> SpanContext {
+        span_of(self.id, trace(&self.headers))
     }
 
     /// Whether it is a gRPC call.
@@ -298,6 +310,11 @@ impl Head {
             _ => self.uri.clone(),
         }
     }
+}
+
+/// The span of a request, whose client may have sent a trace.
+fn span_of(request: RequestId, trace: Option<u128>) -> SpanContext {
+    SpanContext { trace: trace.unwrap_or_else(|| request.trace()), span: request.0.get() }
 }
 
 /// A target is a path, a whole URL, or `*` with OPTIONS (RFC 9112, 3.2). Anything else could mean a protected path to the

@@ -277,8 +277,12 @@ async fn reply_without_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) ->
     Ok(())
 }
 
-/// A TLS connection that closes without a close_notify has not ended (RFC 8446, 6.1).
-impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> ClientStream for TlsStream<S> {}
+/// One that closes without a close_notify has not ended (RFC 8446, 6.1), which not every client looks at.
+impl<S: ClientStream> ClientStream for TlsStream<S> {
+    fn reset_on_close(&self, resets: bool) {
+        self.get_ref().0.reset_on_close(resets);
+    }
+}
 
 /// The peer after a TLS handshake. `None` if its certificate cannot be read: otherwise it would pass for a client
 /// without one.

@@ -7,6 +7,8 @@ use std::task::{Context, Poll};
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
+use super::socket::ClientStream;
+
 /// A stream, and bytes that were read from it before and are read again first.
 pub(super) struct Rewind<S> {
     stream: S,
@@ -25,6 +27,12 @@ impl<S: AsyncRead + Unpin> Rewind<S> {
             self.stream.read_buf(&mut self.read).await?;
         }
         Ok(self.read.first().copied())
+    }
+}
+
+impl<S: ClientStream> ClientStream for Rewind<S> {
+    fn reset_on_close(&self, resets: bool) {
+        self.stream.reset_on_close(resets);
     }
 }
 

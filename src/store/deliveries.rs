@@ -413,25 +413,35 @@ pub async fn remove_of(store: &dyn Store, RecordEntry { id, record, .. }: &Recor
 }
 
 /// Removes dead deliveries whose requests have run to their end since: the upstream said so in a transaction of its own, or an
-/// answer came late. It looks at up to `limit` of them behind `after`. Returns behind which one the next look goes on.
+/// answer came late. It looks at up to `limit` of those that pass `dead`, behind `after`. Returns behind which one the next look
+/// goes on.
+///
+/// `open` gives the head of a delivery and that of the record with its id; nothing where they cannot be read.
 ///
 /// # Errors
 /// Where the store does not say.
 pub async fn remove_completed(
     store: &dyn Store,
-    after: Option<Sequence>,
-    limit: usize,
+    dead: DeliveryFilter,
+    (after, limit): (Option<Sequence>, usize),
+    open: impl Fn(&Delivery, Record) -> Option<(Bytes, Bytes)> + Send,
 ) -> Result<Option<Sequence>, Error> {
     let queue = of(store)?;
-    let dead = DeliveryFilter { is_dead: Some(true), ..DeliveryFilter::default() };
-    let page = queue.deliveries(dead, after, limit).await?;
-    for Delivery { id, token, accepted_at, head, .. } in page.deliveries {
+    let page = queue.deliveries(DeliveryFilter { is_dead: Some(true), ..dead }, after, limit).await?;
+    for delivery in page.deliveries {
         // A record that has expired still says how the request ended, and stands as long as the delivery.
-        let Some(RecordEntry { record, .. }) = store.get(id).await? else { continue };
+        let record = match store.get(delivery.id).await {
+            Ok(Some(RecordEntry { record, .. })) => record,
+            Ok(None) => continue,
+            Err(error) if error.cause().kind == ErrorKind::Corrupt => continue,
+            Err(error) => return Err(error),
+        };
+        if record.state != State::Completed || record.claimed_at < delivery.accepted_at {
+            continue;
+        }
         // A later request may have the same key.
-        let is_own = accepted_at <= record.claimed_at && is_same_request(&head, &record.head);
-        if record.state == State::Completed && is_own {
-            queue.discard(id, token).await?;
+        if open(&delivery, record).is_some_and(|(own, found)| is_same_request(&own, &found)) {
+            queue.discard(delivery.id, delivery.token).await?;
         }
     }
     Ok(page.next)

@@ -5,17 +5,19 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{BEHIND, Settings, Worker, every};
+use crate::idempotency::record::Record;
 use crate::store::Counting;
-use crate::store::deliveries::{self, Sequence};
+use crate::store::deliveries::{self, Delivery, DeliveryFilter, Sequence};
 
 pub(super) async fn run(mut worker: Worker) {
-    let [mut of_records, mut of_deliveries] = [(); 2].map(|()| Counting::at_least(worker.settings.count_every));
-    let mut dead_after = None;
+    let [mut of_records, mut of_deliveries, looking] =
+        [(); 3].map(|()| Counting::at_least(worker.settings.count_every));
+    let mut dead = DeadDeliveries { are_any: false, after: None, looking };
     let mut ticks = every(worker.settings.sweep_every);
     while worker.unless_shut_down(ticks.tick()).await {
         sweep(&mut worker).await;
         sweep_audit(&mut worker).await;
-        look_after_deliveries(&mut worker, &mut of_deliveries, &mut dead_after).await;
+        look_after_deliveries(&mut worker, &mut of_deliveries, &mut dead).await;
         if *worker.shutdown.borrow() {
             return;
         }
@@ -56,9 +58,8 @@ async fn sweep_audit(worker: &mut Worker) {
     }
 }
 
-/// The same with deliveries that were given up. Then it counts those that are there, and looks at some of the dead ones,
-/// behind `dead_after`: a request may have run to its end after all.
-async fn look_after_deliveries(worker: &mut Worker, counting: &mut Counting, dead_after: &mut Option<Sequence>) {
+/// The same with deliveries that were given up. Then it looks at some of those that are left, and counts what is there.
+async fn look_after_deliveries(worker: &mut Worker, counting: &mut Counting, dead: &mut DeadDeliveries) {
     let store = Arc::clone(&worker.store);
     let Some(queue) = store.deliveries() else { return };
     let limit = worker.settings.batch;
@@ -67,17 +68,41 @@ async fn look_after_deliveries(worker: &mut Worker, counting: &mut Counting, dea
             return;
         }
     }
-    let looked = async {
-        let counts = queue.count_deliveries().await.ok()?;
-        if counts.iter().any(|count| count.dead > 0) {
-            *dead_after = deliveries::remove_completed(&*store, *dead_after, limit).await.unwrap_or(*dead_after);
-        }
-        Some(counts)
-    };
-    if let Some(counts) = counting.unless_too_soon(looked).await {
+    dead.look(worker).await;
+    if let Some(counts) = counting.unless_too_soon(async { queue.count_deliveries().await.ok() }).await {
+        dead.are_any = counts.iter().any(|count| count.dead > 0);
         // Where a database is away, what the others have looks like all of it.
         if store.away().is_empty() {
             worker.metrics.deliveries().counted(&counts);
+        }
+    }
+}
+
+/// Deliveries that were given up, whose requests may have run to their end after all.
+struct DeadDeliveries {
+    are_any: bool,
+    /// Behind which one the next look goes on.
+    after: Option<Sequence>,
+    looking: Counting,
+}
+
+impl DeadDeliveries {
+    async fn look(&mut self, worker: &Worker) {
+        if !self.are_any {
+            return;
+        }
+        let place = (self.after, worker.settings.batch);
+        let looked = async {
+            match &worker.resealer {
+                Some(resealer) => resealer.remove_completed(place).await.ok(),
+                None => {
+                    let open = |delivery: &Delivery, record: Record| Some((delivery.head.clone(), record.head));
+                    deliveries::remove_completed(&*worker.store, DeliveryFilter::default(), place, open).await.ok()
+                }
+            }
+        };
+        if let Some(next) = self.looking.unless_too_soon(looked).await {
+            self.after = next;
         }
     }
 }

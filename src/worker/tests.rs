@@ -201,7 +201,7 @@ async fn a_request_that_ran_after_all_is_not_dead_for_long() {
     assert!(store.change(taken.held(), park).await.unwrap());
     let (_stop, shutdown) = watch::channel(false);
     let _worker = spawn(store.clone(), None, Metrics::new(), Settings::default(), shutdown);
-    sleep(Duration::from_secs(15)).await;
+    sleep(Duration::from_secs(25)).await;
     assert!(store.delivery(id).await.unwrap().is_some(), "whether it ran is unknown");
     let end = Settlement::Complete { answer: Bytes::new(), expiry: Expiry::FromNow(minute) };
     store.settle(id, attempt, end).await.unwrap();

@@ -116,7 +116,7 @@ fn a_variable_that_is_empty_is_named() {
 }
 
 #[test]
-fn a_route_that_there_is_not_is_said_where_nothing_is_found() {
+fn a_list_without_records_names_a_route_that_does_not_exist() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let gate = Gate::before(&upstream).start();
     let admin = gate.admin.to_string();

@@ -96,6 +96,25 @@ impl Drop for Unmount {
     }
 }
 
+#[test]
+fn a_gate_that_ends_while_its_store_is_away_says_what_it_could_not_record() {
+    let (upstream, signal) = holding();
+    let mut gate =
+        Gate::before(&upstream).with_faults().store("settle_timeout = \"1s\"").server("drain_timeout = \"1s\"").start();
+    let first = std::thread::scope(|scope| {
+        let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
+        upstream.wait_for_runs(1);
+        gate.fault(Fault::Block);
+        signal.open();
+        first.join().expect("an answer")
+    });
+    first.expect(200, "unrecorded");
+    gate.sigterm();
+    assert!(gate.wait().success(), "{}", gate.log());
+    let log = gate.log();
+    assert!(log.contains("some requests have not ended") && !log.contains("are recorded as unknown"), "{log}");
+}
+
 /// The store goes away while the upstream runs: the client gets the upstream's answer, and it is kept later.
 fn away_after_the_attempt(fault: Fault) {
     let (upstream, signal) = holding();

@@ -35,9 +35,9 @@ pub(super) async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Dura
     match gate.running() {
         _ if has_ended => {}
         0 => tracing::warn!("attempts that did not end in time are recorded as unknown"),
-        unsettled => tracing::error!(
-            unsettled,
-            "the store does not answer, so the ends of these requests are not recorded: records of attempts turn unknown when their leases end"
+        _ => tracing::error!(
+            "some requests have not ended: where the store does not answer, the ends of their attempts are not recorded, and \
+             their records turn unknown when their leases end"
         ),
     }
     if owes_answers || !has_ended {

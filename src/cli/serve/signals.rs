@@ -33,6 +33,9 @@ pub(super) enum Instruction {
 
 impl Signals {
     pub(in crate::cli) fn install(watched: Option<WatchedFile>) -> std::io::Result<Self> {
+        // Its default would end the process where a file comes to the limit on sizes (setrlimit(2), RLIMIT_FSIZE). With a handler,
+        // which stays, the write fails as on a full disk.
+        drop(signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?);
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,

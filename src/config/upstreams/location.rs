@@ -62,8 +62,10 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
         Some(("https", _)) => (443, true),
         scheme => {
             let wrong = Wrong::new("the URL starts with `http://`, `https://` or `unix:`");
-            // Without an `@` there is no password.
-            let is_address = scheme.is_none() && !text.contains('@') && text.parse::<Authority>().is_ok();
+            // Without an `@` there is no password, and nothing of one is shown.
+            let is_address = scheme.is_none()
+                && !text.contains('@')
+                && text.parse::<Authority>().is_ok_and(|address| address.port_u16().is_some());
             return Err(wrong.hint(if is_address { format!("write \"http://{text}\"") } else { FORM.to_owned() }));
         }
     };

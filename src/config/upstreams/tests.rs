@@ -90,6 +90,7 @@ fn an_upstream_where_oncegate_listens_is_advised_against() {
         ("127.0.0.1:8080", "http://localhost:8080", "server.listen"),
         ("0.0.0.0:8080", "http://127.0.0.1:8080", "server.listen"),
         ("[::]:80", "https://[::1]:80", "server.listen"),
+        ("[::]:80", "http://127.0.0.1:80", "server.listen"),
         ("unix:/run/a.sock", "unix:/run/a.sock", "server.listen"),
         ("127.0.0.1:8080", "http://localhost:9090", "admin.listen"),
     ] {

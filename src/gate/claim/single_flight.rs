@@ -17,6 +17,7 @@ use crate::idempotency::fingerprint::Fingerprint;
 use crate::idempotency::lease::renewal_interval;
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp};
 use crate::store::LeaseRenewal;
+use crate::telemetry::spans::SpanContext;
 
 const STRIPES: usize = 32;
 
@@ -59,6 +60,8 @@ pub(in crate::gate) struct Running {
     pub(in crate::gate) fingerprint: Fingerprint,
     pub(in crate::gate) proof: Option<Proof>,
     pub(in crate::gate) began: Instant,
+    /// Of the request that it is of, where that is known.
+    pub(in crate::gate) span: Option<SpanContext>,
     /// Nothing where the upstream is only asked what became of the attempt.
     lease: Option<Duration>,
     renewed: Mutex<Instant>,
@@ -142,18 +145,18 @@ impl Running {
     /// `asked` is when the store was asked for the claim: its lease began no earlier.
     pub(in crate::gate) fn new(
         attempt: AttemptToken,
-        fingerprint: Fingerprint,
-        proof: Option<Proof>,
-        lease: Duration,
-        asked: Instant,
+        (fingerprint, proof): (Fingerprint, Option<Proof>),
+        span: SpanContext,
+        (lease, asked): (Duration, Instant),
     ) -> Self {
-        Self { attempt, fingerprint, proof, began: asked, lease: Some(lease), renewed: Mutex::new(asked) }
+        let (lease, renewed) = (Some(lease), Mutex::new(asked));
+        Self { attempt, fingerprint, proof, began: asked, span: Some(span), lease, renewed }
     }
 
     /// An attempt of which the upstream is asked what became of it. It has no lease.
     pub(in crate::gate) fn probing(attempt: AttemptToken, fingerprint: Fingerprint, proof: Option<Proof>) -> Self {
         let now = Instant::now();
-        Self { attempt, fingerprint, proof, began: now, lease: None, renewed: Mutex::new(now) }
+        Self { attempt, fingerprint, proof, began: now, span: None, lease: None, renewed: Mutex::new(now) }
     }
 
     /// Its lease was renewed by a call that began at `at`.
@@ -353,7 +356,8 @@ mod tests {
         let (first, mut follower) = (lead(&single_flight), follow(&single_flight));
         let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [3; 32] };
         let attempt = AttemptToken([1; 16]);
-        first.running(Running::new(attempt, fingerprint.clone(), None, Duration::from_secs(1), Instant::now()));
+        let (span, second) = (SpanContext { trace: 1, span: 2 }, Duration::from_secs(1));
+        first.running(Running::new(attempt, (fingerprint.clone(), None), span, (second, Instant::now())));
         assert!(matches!(follower.until_store_answered().await, Some(LeaderProgress::Running(_))));
         let answer = Err(Problem::new(Code::UpstreamUnreachable, "away"));
         first.released(Released { fingerprint, proof: None, answer });

@@ -446,7 +446,8 @@ impl ActionExecutor {
         let request = needed(self.request.as_ref(), REQUEST)?;
         let (attempt, lease) = (self.attempt()?, request.policy().lease);
         let asked = self.began + since;
-        let running = Running::new(attempt, request.fingerprint.clone(), request.proof, lease, asked);
+        let sent = (request.fingerprint.clone(), request.proof);
+        let running = Running::new(attempt, sent, request.head.span(), (lease, asked));
         needed(self.leader.as_ref(), LEADER)?.running(running);
         Ok(())
     }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{Harness, LONG, attempt, claim, complete, current, fresh, hold, id, origin, settle, short_passes};
-use crate::idempotency::record::{RecordId, State};
+use crate::idempotency::record::{Record, RecordId, State};
 use crate::store::deliveries::{
-    Acceptance, Batch, Change, Deliveries, DeliveryFilter, DeliveryState, Held, Lane, NewDelivery, Take,
+    Acceptance, Batch, Change, Deliveries, Delivery, DeliveryFilter, DeliveryState, Held, Lane, NewDelivery, Take,
     remove_completed,
 };
 use crate::store::{Expiry, IdPrefix, NewRecord, Origin, OriginId, Settlement};
@@ -336,10 +336,13 @@ pub(super) async fn what_is_dead_ends_with_its_record(harness: Harness) {
     }
     // What a record says that has expired counts.
     short_passes(&harness).await;
-    let store = &*harness.store;
-    let next = remove_completed(store, None, 3).await.expect("the store works");
+    let remove = |after| {
+        let open = |delivery: &Delivery, record: Record| Some((delivery.head.clone(), record.head));
+        remove_completed(&*harness.store, DeliveryFilter::default(), (after, 3), open)
+    };
+    let next = remove(None).await.expect("the store works");
     assert!(next.is_some(), "there are five");
-    assert_eq!(remove_completed(store, next, 3).await.expect("the store works"), None);
+    assert_eq!(remove(next).await.expect("the store works"), None);
     let left = queue.deliveries(DeliveryFilter::default(), None, 9).await.expect("the store works").deliveries;
     let left: Vec<RecordId> = left.iter().map(|delivery| delivery.id).collect();
     assert_eq!(left, [id(2), id(3), id(4), id(5)], "unknown; of another request; in flight; without a record");

@@ -1,12 +1,14 @@
 //! Accepted requests, which are sealed as records are: a copy of the store shows nothing of what is still to be sent.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::Sealed;
 use super::keyring::{DecryptionError, Part, Sealing, Strictness};
+use super::{Resealer, Sealed};
 use crate::idempotency::codec::SEALED;
-use crate::idempotency::record::RecordId;
+use crate::idempotency::record::{Record, RecordId};
 use crate::store::deliveries::{
     self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
     NewDelivery, Sequence, Take, Taken,
@@ -101,6 +103,22 @@ impl Deliveries for Sealed {
     }
 }
 
+impl Resealer {
+    /// Removes dead deliveries of its service whose requests have run to their end since, as [`deliveries::remove_completed`] does.
+    /// What does not open is left, and not reported: no request waits for it.
+    ///
+    /// # Errors
+    /// Where the store does not say.
+    pub async fn remove_completed(&self, place: (Option<Sequence>, usize)) -> Result<Option<Sequence>, Error> {
+        let open = |delivery: &Delivery, record: Record| {
+            let open = |attempt, head| self.keys().open(delivery.id, attempt, Part::Head, head).ok();
+            Some((open(delivery.token, &delivery.head)?, open(record.attempt, &record.head)?))
+        };
+        let dead = DeliveryFilter { service: Some(Arc::clone(self.service())), ..DeliveryFilter::default() };
+        deliveries::remove_completed(self.store(), dead, place, open).await
+    }
+}
+
 impl Sealed {
     /// What does not open cannot be read, and its request is not sent: it stays encrypted where its key is missing, and is empty
     /// where it was altered.
@@ -147,10 +165,10 @@ mod tests {
     use super::*;
     use crate::idempotency::codec::is_sealed;
     use crate::idempotency::record::AttemptToken;
-    use crate::store::Store;
     use crate::store::deliveries::Lane;
     use crate::store::memory::Memory;
     use crate::store::sealed::keyring::{Keyring, SealingKey};
+    use crate::store::{Expiry, NewRecord, Origin, Settlement, Store};
 
     /// A body may be empty by right: what remains of one that was altered must not pass for that.
     #[tokio::test]
@@ -192,6 +210,35 @@ mod tests {
         assert!(is_sealed(&taken.delivery.head) && is_sealed(&taken.request) && taken.body.is_empty());
         let shown = sealed_with(2).delivery(id).await.unwrap().unwrap();
         assert!(is_sealed(&shown.head));
+    }
+
+    /// A gate that looks again and again would report one whose key is lost each time.
+    #[tokio::test]
+    async fn what_is_dead_is_compared_with_its_record_and_nothing_is_reported() {
+        let memory: Arc<dyn Store> = Arc::new(Memory::new());
+        let sealed_with = |key| {
+            let keys = Keyring::new(vec![SealingKey::new("a".into(), &[key; 32])]);
+            Sealed::new(Arc::clone(&memory), Arc::new(keys), "s".into(), |id, _| panic!("{id} is reported"))
+        };
+        let (own, other) = (sealed_with(1), sealed_with(2));
+        let charge = Origin { service: "s".into(), namespace: "charge".into(), route: "charge".into() };
+        memory.adopt(vec![charge.clone()], Vec::new(), false).await.unwrap();
+        let (id, token, plain) = (RecordId([1; 32]), AttemptToken([1; 16]), Bytes::from_static(b"plain"));
+        let (origin, head, request, minute) = (charge.id(), plain.clone(), plain.clone(), Duration::from_secs(60));
+        own.accept(id, NewDelivery { token, origin, lane: Lane(0), head, request, body: plain.clone() }).await.unwrap();
+        let attempt = AttemptToken([2; 16]);
+        let new = NewRecord { attempt, origin, lease: minute, ttl: minute, unknown_ttl: minute, head: plain };
+        own.claim(id, new).await.unwrap();
+        let end = Settlement::Complete { answer: Bytes::new(), expiry: Expiry::FromNow(minute) };
+        own.settle(id, attempt, end).await.unwrap();
+        let take = Take { origin, limit: 1, max_bytes: 100, hold: minute, is_ordered: false };
+        let held = own.take_due(take).await.unwrap().taken.remove(0).held();
+        let park = Change::Park { ttl: minute, is_attempt: false, note: Bytes::from_static(b"outcome-unknown") };
+        assert!(own.change(held, park).await.unwrap());
+        for (sealed, is_left) in [(other, true), (own, false)] {
+            assert_eq!(sealed.resealer().remove_completed((None, 10)).await.unwrap(), None);
+            assert_eq!(deliveries::of(&*memory).unwrap().delivery(id).await.unwrap().is_some(), is_left);
+        }
     }
 
     /// Somebody who writes to the store can write a request there, and whose it is.

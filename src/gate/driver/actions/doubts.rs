@@ -33,7 +33,7 @@ impl Doubts {
     }
 
     /// Releases what the claims have left, once none can come any more. The request must be over: no attempt of these runs, and no
-    /// record of theirs is needed. A store may carry out a takeover even later; the gate does not release that one.
+    /// record of theirs is needed.
     pub(super) fn clear_up(self, store: &Arc<dyn Store>, id: RecordId) {
         for Doubt { attempt, until } in self.0 {
             let store = Arc::clone(store);

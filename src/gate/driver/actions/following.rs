@@ -16,6 +16,7 @@ impl ActionExecutor {
         let Some(request) = &self.request else { return Ok(Followed::AskStore) };
         Ok(match progress {
             Some(LeaderProgress::Running(running)) => {
+                request.head.comes_after_request(running.span);
                 let difference = request.difference(&running.fingerprint, running.proof.as_ref()).await?;
                 self.follower = Some(follower);
                 Followed::Running { difference, attempt: RunningAttempt::here(running.began.elapsed()) }
