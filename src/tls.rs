@@ -258,6 +258,16 @@ fn check_validity(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(),
     Ok(())
 }
 
+/// Why peers refuse a certificate at this time, whatever else they think of it.
+#[must_use]
+pub fn is_out_of_time(certificate: &CertificateDer<'_>, now: UnixTime) -> Option<&'static str> {
+    match check_validity(certificate, now) {
+        Err(CertificateError::Expired) => Some("it has expired"),
+        Err(CertificateError::NotValidYet) => Some("it is not valid yet"),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use std::time::Duration;
@@ -324,6 +334,11 @@ AQH/MAoGCCqGSM49BAMCA0gAMEUCIGlt+t+CdEqo8wMc2coUzrZPNkUYVS+fm2/2
         assert!(verify(Trust::Host(own()), "other.example", BEGIN).is_err());
         assert!(verify(Trust::Host(own()), "db.example.other", BEGIN).is_err());
         assert_eq!(verify(Trust::Host(own()), "db.example", BEGIN - 1), Err(CertificateError::NotValidYet));
+        let refused =
+            |at| is_out_of_time(&own().certificates()[0], UnixTime::since_unix_epoch(Duration::from_secs(at)));
+        assert_eq!(refused(BEGIN - 1), Some("it is not valid yet"));
+        assert_eq!((refused(BEGIN), refused(END)), (None, None));
+        assert_eq!(refused(END + 1), Some("it has expired"));
         assert_eq!(verify(Trust::Certificate(own()), "db.example", END + 86_400), Err(CertificateError::Expired));
     }
 

@@ -52,10 +52,8 @@ pub(super) fn read(listener: &Table<'_>, files: Files) -> Option<ServerTls> {
     let Files { cert, key, client_ca, client_crl } = files;
     let files = TlsFiles { cert: cert?, key: key?, client_ca, client_crl };
     match config(&files) {
-        Ok((config, have_run_out)) => {
-            if have_run_out {
-                table.advise("client_crl", pem::RUN_OUT.to_owned());
-            }
+        Ok((config, warnings)) => {
+            warnings.into_iter().for_each(|(key, message)| table.advise(key, message));
             Some(ServerTls { files, config })
         }
         Err(wrong) => {
@@ -65,13 +63,13 @@ pub(super) fn read(listener: &Table<'_>, files: Files) -> Option<ServerTls> {
     }
 }
 
-/// Reads the files of a listener's `tls` again, or says what is wrong with them.
+/// Reads the files of a listener's `tls` again, and what makes peers refuse what they hold; or says what is wrong with them.
 ///
 /// # Errors
 /// They cannot be used, for this reason.
-pub fn reread(files: &TlsFiles) -> Result<Arc<ServerConfig>, String> {
+pub fn reread(files: &TlsFiles) -> Result<(Arc<ServerConfig>, Vec<String>), String> {
     config(files)
-        .map(|(config, _)| config)
+        .map(|(config, warnings)| (config, warnings.iter().map(|(key, message)| format!("{key}: {message}")).collect()))
         .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
 }
 
@@ -115,8 +113,10 @@ pub fn client(believed: ServerTrust, cert: Option<PathBuf>, key: Option<PathBuf>
     }
 }
 
-/// What the files come to, and whether a list of revoked certificates is past its time.
-fn config(files: &TlsFiles) -> Result<(Arc<ServerConfig>, bool), Vec<Wrong>> {
+/// What the files come to, and what peers refuse of it, by the key of the file.
+type Loaded = (Arc<ServerConfig>, Vec<(&'static str, String)>);
+
+fn config(files: &TlsFiles) -> Result<Loaded, Vec<Wrong>> {
     let mut wrong = Vec::new();
     let text = |path: &PathBuf| Some(path.display().to_string());
     let identity = pem::identity(("cert", text(&files.cert)), ("key", text(&files.key)), &mut wrong);
@@ -126,8 +126,11 @@ fn config(files: &TlsFiles) -> Result<(Arc<ServerConfig>, bool), Vec<Wrong>> {
     });
     let (Some((identity, _)), true) = (identity, wrong.is_empty()) else { return Err(wrong) };
     let (clients, have_run_out) = clients.unzip();
-    let made = tls::server(identity, clients).map(|config| (Arc::new(config), have_run_out.unwrap_or_default()));
-    made.map_err(|error| {
+    let refused = identity.0.first().and_then(|own| tls::is_out_of_time(own, UnixTime::now()));
+    let refused = refused.map(|why| ("cert", format!("{why}: clients refuse the certificate")));
+    let run_out = have_run_out.unwrap_or_default().then(|| ("client_crl", pem::RUN_OUT.to_owned()));
+    let warnings = refused.into_iter().chain(run_out).collect();
+    tls::server(identity, clients).map(|config| (Arc::new(config), warnings)).map_err(|error| {
         let unusable = Wrong::new(format!("`cert` and `key` cannot be used: {error}"));
         vec![
             unusable.hint(

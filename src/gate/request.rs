@@ -229,7 +229,7 @@ impl Head {
             own: &self.context.own,
             via: self.context.via.line(self.version),
             request: self.id,
-            span: self.notes.as_ref().and_then(|notes| notes.span()),
+            span: self.exported_span(),
         }
     }
 
@@ -293,7 +293,12 @@ impl Head {
         }
     }
 
-    /// The span that it has where spans are told of.
+    /// Its span, where that is exported.
+    pub(super) fn exported_span(&self) -> Option<SpanContext> {
+        self.notes.as_ref().and_then(|notes| notes.span())
+    }
+
+    /// The span that it has if spans are exported.
     pub(super) fn span(&self) -> SpanContext {
         span_of(self.id, trace(&self.headers))
     }

@@ -67,6 +67,9 @@ impl Filter {
 /// environment variable `NO_COLOR` is set.
 pub fn init(settings: &Settings) -> Result<Filter, Error> {
     let lines = tracing_subscriber::fmt().with_env_filter(filter(&settings.level)?).with_writer(std::io::stderr);
+    // A line that cannot be written, as where standard error is a file on a full disk, is lost. To say so there would panic, and
+    // a panic that is logged would end the process.
+    let lines = lines.log_internal_errors(false);
     let changed = match settings.format {
         Format::Text => {
             let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::support::http2::Http2;
-use crate::support::{Client, Gate, Plan, Reply, Request, Signal, Upstream, eventually};
+use crate::support::{Client, Gate, Plan, Reply, Request, Signal, Upstream, eventually, store};
 
 /// A gate that logs requests to a file of its plan.
 fn plan(upstream: &Upstream) -> Plan {
@@ -293,4 +293,27 @@ fn a_file_that_cannot_be_opened_is_an_error_of_the_configuration() {
     let status = process.wait();
     assert_eq!(status.code(), Some(78), "{}", process.log());
     assert!(process.log().contains("access_log.path: cannot open /nowhere/access.log"), "{}", process.log());
+}
+
+/// `ulimit -f`, or `LimitFSIZE=` of systemd: the signal that comes with it would end the process. Standard error is a file here, as
+/// with `2> gate.log`.
+#[test]
+fn a_limit_on_the_size_of_files_is_a_full_disk() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let upstream = Upstream::start(|_| Reply::ok("answer"));
+    let gate = plan(&upstream).start();
+    let pid = Pid::from_raw(gate.pid().try_into().expect("a process id"));
+    let limit = Rlimit { current: Some(2048), maximum: Some(2048) };
+    prlimit(pid, Resource::Fsize, limit).expect("a process of this test");
+    for _ in 0..30 {
+        assert_eq!(Request::get("/free").send(&gate).status, 200);
+    }
+    let path = gate.plan.path("access.log");
+    eventually("the limit", || (std::fs::metadata(&path).is_ok_and(|file| file.len() > 1500)).then_some(()));
+    // It logs a line.
+    gate.sighup();
+    assert_eq!(Request::get("/free").send(&gate).status, 200);
+    // A file has no room for a record either.
+    let status = if store::kind() == "sqlite" { 503 } else { 200 };
+    assert_eq!(Request::post("/free").key("k").body("{}").send(&gate).status, status);
 }

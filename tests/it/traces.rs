@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind, status::StatusCode};
 use prost::Message as _;
 
-use crate::support::{Gate, Plan, Reply, Request, Signal, Upstream, eventually};
+use crate::support::{Gate, Plan, Reply, Request, Signal, Upstream, eventually, store};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
@@ -75,6 +75,50 @@ fn traceparent(upstream: &Upstream) -> (String, String, String) {
     let parts: Vec<&str> = text.split('-').collect();
     assert_eq!((parts.len(), parts[0]), (4, "00"), "{text}");
     (parts[1].to_owned(), parts[2].to_owned(), parts[3].to_owned())
+}
+
+#[test]
+fn a_conflict_links_to_the_attempt_that_runs() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("answer").hold_until(&held));
+    let (collector, spans) = collector();
+    let gate = plan(&upstream, &collector.url(), "sample = 1.0").start();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| gate.post("/charges", "k", "{}"));
+        upstream.wait_for_runs(1);
+        gate.post("/charges", "k", "{}").expect_problem(409, "in-flight");
+        signal.open();
+        first.join().expect("an answer").expect(200, "executed");
+    });
+    let spans = spans_of(&spans, 2);
+    let of =
+        |word: &str| spans.iter().find(|span| texts(&span.attributes)["oncegate.outcome"] == word).expect("a span");
+    let (conflict, first) = (of("in-flight"), of("executed"));
+    assert_eq!(conflict.links.len(), 1, "{conflict:#?}");
+    assert_eq!((&conflict.links[0].trace_id, &conflict.links[0].span_id), (&first.trace_id, &first.span_id));
+}
+
+#[test]
+fn a_delivery_is_a_child_of_the_span_of_the_request_that_was_accepted() {
+    if store::kind() == "redis" {
+        return;
+    }
+    for given in [None, Some(format!("00-{TRACE}-{PARENT}-01"))] {
+        let upstream = Upstream::start(|_| Reply::ok("answer"));
+        let (collector, spans) = collector();
+        let gate = plan(&upstream, &collector.url(), "sample = 1.0").defaults("mode = \"accept\"").start();
+        let mut request = Request::post("/charges").key("k").body("{}");
+        if let Some(given) = &given {
+            request = request.header("traceparent", given);
+        }
+        request.send(&gate).expect(202, "accepted");
+        upstream.wait_for_runs(1);
+        let accepted = &spans_of(&spans, 1)[0];
+        let expected = (hex(&accepted.trace_id), hex(&accepted.span_id), "01".to_owned());
+        assert_eq!(traceparent(&upstream), expected, "{given:?}");
+        assert_eq!(hex(&accepted.parent_span_id), given.map(|_| PARENT.to_owned()).unwrap_or_default());
+    }
 }
 
 #[test]

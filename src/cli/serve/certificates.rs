@@ -47,10 +47,14 @@ async fn take_up(files: impl Fn() -> Option<TlsFiles>, replace: impl Fn(ServerTl
         let Some((_, files)) = now else { continue };
         let reading = files.clone();
         match tokio::task::spawn_blocking(move || reread_tls(&reading)).await {
-            Ok(Ok(config)) => {
+            Ok(Ok((config, warnings))) => {
+                let cert = files.cert.clone();
                 replace(ServerTls { files, config });
                 if !is_first {
-                    tracing::info!("new certificates are in use");
+                    tracing::info!(cert = %cert.display(), "new certificates are in use");
+                }
+                for warning in warnings {
+                    tracing::warn!(cert = %cert.display(), "{warning}");
                 }
             }
             Ok(Err(error)) => {
