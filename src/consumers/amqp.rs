@@ -1,6 +1,7 @@
 //! Queues of RabbitMQ (AMQP 0-9-1).
 
 mod dead_letters;
+mod frames;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -43,6 +44,9 @@ const OFFSET: &str = "x-stream-offset";
 /// From so many on the log warns, and how often at most.
 const MANY_RETURNS: i64 = 5;
 const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// What the properties of a dead letter and the headers that the gate adds take at most, in bytes.
+const ROOM: usize = 4 << 10;
 
 /// The delivery mode of a message that outlives a restart of the broker.
 const PERSISTENT: u8 = 2;
@@ -110,7 +114,7 @@ pub(super) async fn subscribe(
     let properties = ConnectionProperties::default().with_connection_name(format!("oncegate {}", settings.name).into());
     let dead_letters = DeadLetters::open(uri.clone(), properties.clone(), settings.dead_letter());
     let receiving = async {
-        let connection = Connection::connect_uri(uri, properties).await?;
+        let connection = frames::connect(uri, properties).await?;
         let channel = receiving(&connection, most).await?;
         Ok((connection, channel))
     };
@@ -313,11 +317,31 @@ impl Queue {
         let is_kept = |name: &ShortString| !matches!(name.as_str(), "CC" | "BCC");
         let mut headers =
             FieldTable::from(headers.into_iter().filter(|(name, _)| is_kept(name)).collect::<BTreeMap<_, _>>());
+        // They have one frame, which the other side refuses where it is larger than agreed on.
+        let largest = self.connection.configuration().frame_max() as usize;
+        if largest > 0 && encoded(headers.inner()) + ROOM > largest {
+            headers = FieldTable::default();
+        }
         for (name, value) in [(REASON, reason), (CONSUMER, &*self.name), (QUEUE, self.queue.as_str())] {
             headers.insert(short(name)?, AMQPValue::LongString(value.into()));
         }
         Ok(kept_properties(known).with_headers(headers).with_delivery_mode(PERSISTENT))
     }
+}
+
+/// How many bytes a table has, or more.
+fn encoded(table: &BTreeMap<ShortString, AMQPValue>) -> usize {
+    fn size(value: &AMQPValue) -> usize {
+        match value {
+            AMQPValue::LongString(text) => 5 + text.as_bytes().len(),
+            AMQPValue::ByteArray(bytes) => 5 + bytes.as_slice().len(),
+            AMQPValue::FieldArray(values) => 5 + values.as_slice().iter().map(size).sum::<usize>(),
+            AMQPValue::FieldTable(table) => 5 + encoded(table.inner()),
+            // None of the others is longer than a number of 64 bits.
+            _ => 9,
+        }
+    }
+    table.iter().map(|(name, value)| 1 + name.as_str().len() + size(value)).sum()
 }
 
 /// How often a message came back to its queue, where RabbitMQ says so.

@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::{Error, SUCCESS, short};
+use super::{Error, SUCCESS, frames, short};
 
 /// How long the first dead letter may hold up the ends of other messages, and the last one a shutdown. A broker that can store takes
 /// milliseconds.
@@ -132,7 +132,7 @@ impl Publisher {
         }
         self.opened = None;
         let opening = async {
-            let connection = Connection::connect_uri(self.uri.clone(), self.properties.clone()).await?;
+            let connection = frames::connect(self.uri.clone(), self.properties.clone()).await?;
             let channel = publishing_to(&connection, short(&self.queue)?).await?;
             Ok::<_, Error>((connection, channel))
         };

@@ -9,7 +9,7 @@ use super::consuming;
 use super::{LONG, consuming_from, ended, wait_for, wait_for_connection};
 #[cfg(feature = "kafka")]
 use crate::support::brokers::Kafka;
-use crate::support::brokers::{Broker, Nats, RabbitMq};
+use crate::support::brokers::{Broker, Nats, RabbitMq, RawMessage};
 use crate::support::wait::within;
 use crate::support::{Reply, Upstream, eventually};
 
@@ -103,6 +103,66 @@ fn a_stream_is_refused_and_a_message_from_one_is_not() {
         }
     }
     assert_eq!(upstream.runs(), 6);
+}
+
+/// RabbitMQ takes any bytes for the short strings of a message. The library ends the connection at some of them; each new one would
+/// count as another delivery of all that came with it, and this queue drops a message that came back three times.
+#[test]
+fn a_message_of_rabbitmq_that_is_no_text_holds_up_no_other() {
+    let broker = RabbitMq::start_quorum(3);
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let plain =
+        RawMessage { routing_key: b"order", content_type: b"text/plain", message_id: None, headers: &[], body: "" };
+    let odd = [
+        RawMessage { message_id: Some(b"\xff\xfe"), body: "odd id", ..plain },
+        RawMessage { message_id: Some(b"m-1"), routing_key: b"\xff", body: "odd key", ..plain },
+        RawMessage { message_id: Some(b"m-2"), content_type: b"\x80", body: "odd type", ..plain },
+        RawMessage {
+            message_id: Some(b"m-3"),
+            headers: &[(&b"\xc3"[..], &b"x"[..]), (b"x-a", b"\xff")],
+            body: "odd name",
+            ..plain
+        },
+    ];
+    let ids: Vec<_> = (0..20).map(|number| format!("n-{number}")).collect();
+    for message in &odd {
+        broker.publish(&[(Some(&ids[0]), "{}")]);
+        broker.publish_raw(message);
+    }
+    broker.publish(&ids.iter().map(|id| (Some(id.as_str()), "{}")).collect::<Vec<_>>());
+    let gate = consuming_from::<RabbitMq>(&upstream, &broker.source(), "").start();
+    wait_for(&gate, "dead", 1);
+    wait_for(&gate, "done", 4 + ids.len() + 3);
+    assert_eq!((upstream.runs(), broker.waiting()), (ids.len() + 3, 0));
+    assert!(!gate.log().contains("no messages come"), "{}", gate.log());
+    gate.stop();
+    let dead = broker.take_dead();
+    let reason = dead[0].reason.as_deref().unwrap_or_default();
+    assert_eq!((dead.len(), &*dead[0].body), (1, "odd id"));
+    assert!(reason.starts_with("key-invalid"), "{reason}");
+}
+
+/// A content header has one frame. With the headers that the gate adds it would have no room there, now or later.
+#[test]
+fn a_dead_letter_of_rabbitmq_without_room_for_its_headers_leaves_out_those_of_the_message() {
+    let broker = RabbitMq::shared();
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = consuming_from::<RabbitMq>(&upstream, &broker.source(), "concurrency = 1\n").start();
+    let large = vec![b'z'; 130_900];
+    broker.publish_raw(&RawMessage {
+        routing_key: b"order",
+        content_type: b"text/plain",
+        message_id: None,
+        headers: &[(&b"x-large"[..], &large[..])],
+        body: "nameless",
+    });
+    broker.publish(&[(Some("m-1"), "{}")]);
+    wait_for(&gate, "dead", 1);
+    wait_for(&gate, "done", 1);
+    gate.stop();
+    let dead = broker.take_dead();
+    assert_eq!((dead.len(), &*dead[0].body), (1, "nameless"));
+    assert!(dead[0].reason.as_deref().is_some_and(|reason| reason.starts_with("key-missing")), "{:?}", dead[0].reason);
 }
 
 /// RabbitMQ reads nothing from a connection that publishes while memory is short. A message that came back three times is dropped by

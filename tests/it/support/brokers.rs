@@ -10,7 +10,7 @@ mod rabbitmq;
 pub use kafka::Kafka;
 pub use link::Link;
 pub use nats::Nats;
-pub use rabbitmq::{RabbitMq, Server as RabbitMqServer};
+pub use rabbitmq::{RabbitMq, RawMessage, Server as RabbitMqServer};
 
 /// A message, and how it came.
 #[derive(Clone, Debug)]

@@ -1,5 +1,7 @@
 //! A RabbitMQ, and what a test does with its queue there.
 
+mod raw;
+
 use std::io::{PipeWriter, pipe};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt as _;
@@ -17,6 +19,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
+pub use self::raw::RawMessage;
 use super::{Broker, Link, Message};
 use crate::support::process::Process;
 use crate::support::wait::{PATIENCE, eventually, within};
