@@ -154,6 +154,8 @@ struct LimitStats {
 struct StoreStats {
     /// Nothing until it is open.
     kind: Option<&'static str>,
+    /// Which of its databases do not answer, where others do.
+    away: Vec<String>,
     /// Operations that failed.
     errors: Vec<StoreError>,
 }
@@ -253,6 +255,7 @@ impl Stats {
             oldest_unknown: oldest.map(OldestUnknown::of),
             store: StoreStats {
                 kind: state.store.get().map(|store| store.kind()),
+                away: state.away().iter().map(ToString::to_string).collect(),
                 errors: since.store_errors(&traffic),
             },
             cache: levels.cache,

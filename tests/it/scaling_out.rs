@@ -75,7 +75,9 @@ fn a_server_that_is_killed_costs_its_own_keys() {
         let ready = gate.admin("GET", "/readyz", None);
         let away = ready.json()["away"].as_array().cloned().unwrap_or_default();
         let expected = format!("{}/postgres", servers[1].address());
-        (ready.status == 200 && away == [Value::from(expected)]).then_some(())
+        let stats = gate.admin("GET", "/api/v1/stats", None).json();
+        (ready.status == 200 && away == [Value::from(&*expected)] && stats["store"]["away"] == ready.json()["away"])
+            .then_some(())
     });
     assert_eq!(gate.metric("oncegate_store_database_up", &[&servers[1].address().to_string()]), 0.0);
     assert_eq!(gate.metric("oncegate_store_database_up", &[&servers[0].address().to_string()]), 1.0);

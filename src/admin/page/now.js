@@ -43,6 +43,7 @@ function complaints(stats) {
   const found = [];
   const add = (key, line, href, link) => found.push({ key, line, href, link });
   if (!stats.ready) add("ready", `The gate is not ready. ${reasonOf(stats)}`);
+  if (stats.store.away.length > 0) add("away", `A database of the store does not answer: ${stats.store.away.join(", ")}. Requests with its keys are refused, and counts lack its records.`);
   for (const [outcome, sentence] of Object.entries(TROUBLE)) {
     const now = stats.outcomes[outcome]?.per_second ?? 0;
     if (now > 0) add(outcome, `${sentence} There are ${rate(now)} a second.`);

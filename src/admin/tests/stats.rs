@@ -61,7 +61,7 @@ async fn it_says_what_is_and_what_was_lately() {
     let messages = json!({"done": 1, "dead": 0, "returned": 0});
     let consumer = json!({"consumer": "orders", "connected": true, "messages_in_hand": 3, "messages": messages});
     assert_eq!(stats["consumers"], json!([consumer]));
-    assert_eq!(stats["store"], json!({"kind": "memory", "errors": []}));
+    assert_eq!(stats["store"], json!({"kind": "memory", "away": [], "errors": []}));
     let limit = |name: &str| stats["limits"].as_array().unwrap().iter().find(|limit| limit["limit"] == name).cloned();
     assert_eq!(limit("max_requests").unwrap(), json!({"limit": "max_requests", "used": 2, "max": 7, "reached": 0}));
     assert_eq!(limit("max_waiting").unwrap()["reached"], 1);
