@@ -260,7 +260,7 @@ fn check_validity(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(),
 
 /// Why peers refuse a certificate at this time, whatever else they think of it.
 #[must_use]
-pub fn is_out_of_time(certificate: &CertificateDer<'_>, now: UnixTime) -> Option<&'static str> {
+pub fn validity_fault(certificate: &CertificateDer<'_>, now: UnixTime) -> Option<&'static str> {
     match check_validity(certificate, now) {
         Err(CertificateError::Expired) => Some("it has expired"),
         Err(CertificateError::NotValidYet) => Some("it is not valid yet"),
@@ -335,7 +335,7 @@ AQH/MAoGCCqGSM49BAMCA0gAMEUCIGlt+t+CdEqo8wMc2coUzrZPNkUYVS+fm2/2
         assert!(verify(Trust::Host(own()), "db.example.other", BEGIN).is_err());
         assert_eq!(verify(Trust::Host(own()), "db.example", BEGIN - 1), Err(CertificateError::NotValidYet));
         let refused =
-            |at| is_out_of_time(&own().certificates()[0], UnixTime::since_unix_epoch(Duration::from_secs(at)));
+            |at| validity_fault(&own().certificates()[0], UnixTime::since_unix_epoch(Duration::from_secs(at)));
         assert_eq!(refused(BEGIN - 1), Some("it is not valid yet"));
         assert_eq!((refused(BEGIN), refused(END)), (None, None));
         assert_eq!(refused(END + 1), Some("it has expired"));

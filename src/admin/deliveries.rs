@@ -174,13 +174,7 @@ pub(super) async fn pause(
 pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &Principal) -> Result<Answer, Problem> {
     let RetryBody { reason } = read(body, "{\"reason\": \"...\"}").await?;
     check_optional(&reason)?;
-    let Some(found) = find(state, id).await? else {
-        let record = super::records::find(state, id).await?;
-        let standing = record.record.state.as_str();
-        return Err(Kind::NotFound.because(format!(
-            "nothing is left to deliver: the record of this id is {standing}, and no accepted request waits under it"
-        )));
-    };
+    let Some(found) = find(state, id).await? else { return Err(why_gone(state, id).await) };
     if !found.is_dead() {
         return Err(already_queued());
     }
@@ -196,8 +190,12 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &P
     let queued = async { queue::of(&**store)?.requeue(id).await }.await.map_err(unavailable);
     let queued = match queued {
         Ok(true) => Ok(()),
-        // Another request was faster: one to retry it, or to remove it.
-        Ok(false) => Err(if find(state, id).await?.is_some() { already_queued() } else { absent() }),
+        // Another request was faster: one to retry it, which may have been delivered since, or one to remove it.
+        Ok(false) => Err(match find(state, id).await {
+            Ok(Some(_)) => already_queued(),
+            Ok(None) => why_gone(state, id).await,
+            Err(problem) => problem,
+        }),
         Err(problem) => Err(problem),
     };
     if queued.is_ok() {
@@ -206,6 +204,17 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &P
     begun.end_as(&queued).await;
     queued?;
     Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// Why there is no accepted request of this id.
+async fn why_gone(state: &State, id: RecordId) -> Problem {
+    match super::records::find(state, id).await {
+        Ok(RecordEntry { record, .. }) => Kind::NotFound.because(format!(
+            "nothing is left to deliver: the record of this id is {}, and no accepted request waits under it",
+            record.state.as_str()
+        )),
+        Err(problem) => problem,
+    }
 }
 
 fn already_queued() -> Problem {

@@ -288,7 +288,7 @@ impl AdminClient {
         self.ask(method, target, body, self.authorization.as_ref()).await
     }
 
-    /// Holds that an admin listener answers at this address. Until then, nothing was asked of it.
+    /// Checks that an admin listener answers at this address. Where it fails, nothing else was asked.
     async fn recognize(&self) -> anyhow::Result<()> {
         let asked = timeout(CONNECT_TIMEOUT, self.ask(Method::GET, "/livez", None, None)).await;
         let (status, body) = asked

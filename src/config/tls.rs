@@ -63,7 +63,7 @@ pub(super) fn read(listener: &Table<'_>, files: Files) -> Option<ServerTls> {
     }
 }
 
-/// Reads the files of a listener's `tls` again, and what makes peers refuse what they hold; or says what is wrong with them.
+/// Reads the files of a listener's `tls` again, and what in them is past its time; or says what is wrong with them.
 ///
 /// # Errors
 /// They cannot be used, for this reason.
@@ -113,7 +113,7 @@ pub fn client(believed: ServerTrust, cert: Option<PathBuf>, key: Option<PathBuf>
     }
 }
 
-/// What the files come to, and what peers refuse of it, by the key of the file.
+/// What the files come to, and what in them is past its time, by the key of the file.
 type Loaded = (Arc<ServerConfig>, Vec<(&'static str, String)>);
 
 fn config(files: &TlsFiles) -> Result<Loaded, Vec<Wrong>> {
@@ -126,7 +126,7 @@ fn config(files: &TlsFiles) -> Result<Loaded, Vec<Wrong>> {
     });
     let (Some((identity, _)), true) = (identity, wrong.is_empty()) else { return Err(wrong) };
     let (clients, have_run_out) = clients.unzip();
-    let refused = identity.0.first().and_then(|own| tls::is_out_of_time(own, UnixTime::now()));
+    let refused = identity.0.first().and_then(|own| tls::validity_fault(own, UnixTime::now()));
     let refused = refused.map(|why| ("cert", format!("{why}: clients refuse the certificate")));
     let run_out = have_run_out.unwrap_or_default().then(|| ("client_crl", pem::RUN_OUT.to_owned()));
     let warnings = refused.into_iter().chain(run_out).collect();

@@ -25,6 +25,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
 use self::dead_letters::DeadLetters;
+use self::frames::LEFT_OUT;
 use super::source::{CONSUMER, EndReply, Error, MessageEnd, REASON, Received, Subscription, append};
 use super::{Amqp, Settings};
 
@@ -45,8 +46,8 @@ const OFFSET: &str = "x-stream-offset";
 const MANY_RETURNS: i64 = 5;
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// What the properties of a dead letter and the headers that the gate adds take at most, in bytes.
-const ROOM: usize = 4 << 10;
+/// What the properties of a dead letter take besides their texts, and the headers that the gate adds besides their values, in bytes.
+const ROOM: usize = 256;
 
 /// The delivery mode of a message that outlives a restart of the broker.
 const PERSISTENT: u8 = 2;
@@ -109,7 +110,11 @@ pub(super) async fn subscribe(
             port: source.port,
         },
         vhost: source.virtual_host.clone(),
-        query: AMQPQueryString { heartbeat: Some(HEARTBEAT), ..AMQPQueryString::default() },
+        query: AMQPQueryString {
+            heartbeat: Some(HEARTBEAT),
+            frame_max: Some(frames::LARGEST_FRAME),
+            ..AMQPQueryString::default()
+        },
     };
     let properties = ConnectionProperties::default().with_connection_name(format!("oncegate {}", settings.name).into());
     let dead_letters = DeadLetters::open(uri.clone(), properties.clone(), settings.dead_letter());
@@ -317,9 +322,14 @@ impl Queue {
         let is_kept = |name: &ShortString| !matches!(name.as_str(), "CC" | "BCC");
         let mut headers =
             FieldTable::from(headers.into_iter().filter(|(name, _)| is_kept(name)).collect::<BTreeMap<_, _>>());
-        // They have one frame, which the other side refuses where it is larger than agreed on.
-        let largest = self.connection.configuration().frame_max() as usize;
-        if largest > 0 && encoded(headers.inner()) + ROOM > largest {
+        // All of it has one frame, which RabbitMQ refuses where it is larger than agreed on.
+        let others =
+            encoded_texts(known) + [reason, &self.name, self.queue.as_str()].map(str::len).iter().sum::<usize>();
+        if encoded(headers.inner()) + others + ROOM > self.connection.configuration().frame_max() as usize {
+            tracing::warn!(
+                consumer = &*self.name,
+                "a dead letter is without the headers of its message: they have no room beside those that say why it is one"
+            );
             headers = FieldTable::default();
         }
         for (name, value) in [(REASON, reason), (CONSUMER, &*self.name), (QUEUE, self.queue.as_str())] {
@@ -327,6 +337,20 @@ impl Queue {
         }
         Ok(kept_properties(known).with_headers(headers).with_delivery_mode(PERSISTENT))
     }
+}
+
+/// How many bytes the text properties have that a dead letter keeps.
+fn encoded_texts(known: &BasicProperties) -> usize {
+    let texts = [
+        known.content_type(),
+        known.content_encoding(),
+        known.correlation_id(),
+        known.reply_to(),
+        known.message_id(),
+        known.kind(),
+        known.app_id(),
+    ];
+    texts.into_iter().flatten().map(|text| text.as_str().len()).sum()
 }
 
 /// How many bytes a table has, or more.
@@ -425,6 +449,9 @@ fn properties(delivery: &Delivery) -> Vec<(&'static str, Bytes)> {
 fn headers(properties: &BasicProperties) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     let table = properties.headers().as_ref().map(|table| table.inner());
+    if table.is_some_and(|table| table.contains_key(LEFT_OUT)) {
+        return Err("they have no room in a frame".to_owned());
+    }
     for (name, value) in table.into_iter().flatten() {
         let name = HeaderName::from_bytes(name.as_str().as_bytes());
         if let (Ok(name), Some(Ok(value))) = (name, header_value(value)) {

@@ -23,6 +23,26 @@ fn pay(key: &str) -> String {
     format!("POST /pay HTTP/1.1\r\nHost: gate.test\r\nIdempotency-Key: {key}\r\nContent-Length: 2\r\n\r\n10")
 }
 
+/// Not every client looks whether an encrypted connection was ended or cut off.
+#[test]
+fn an_answer_to_http_1_0_that_breaks_off_ends_with_a_reset_under_tls_too() {
+    let Some(certificates) = Certificates::new() else { return };
+    for is_cut in [false, true] {
+        let end = if is_cut { "" } else { "0\r\n\r\n" };
+        let answer = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nmade\r\n{end}");
+        let upstream = Upstream::start(move |_| Reply::raw(answer.clone()).close());
+        let gate = Gate::before(&upstream).server(&certificates.server("")).start();
+        let mut client = Https::connect(gate.address, &certificates.client(&[], None));
+        let request = "GET / HTTP/1.0\r\nHost: gate.test\r\n\r\n";
+        assert!(client.exchange(request, "made").unwrap().starts_with("HTTP/1.0 200 OK\r\n"));
+        let ended = client.0.read_to_end(&mut Vec::new());
+        match is_cut {
+            false => assert!(ended.is_ok(), "{ended:?}"),
+            true => assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset),
+        }
+    }
+}
+
 #[test]
 fn both_protocols_are_encrypted() {
     let Some(certificates) = Certificates::new() else { return };

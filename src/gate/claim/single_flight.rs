@@ -60,7 +60,7 @@ pub(in crate::gate) struct Running {
     pub(in crate::gate) fingerprint: Fingerprint,
     pub(in crate::gate) proof: Option<Proof>,
     pub(in crate::gate) began: Instant,
-    /// Of the request that it is of, where that is known.
+    /// The span of its request, where that is known.
     pub(in crate::gate) span: Option<SpanContext>,
     /// Nothing where the upstream is only asked what became of the attempt.
     lease: Option<Duration>,

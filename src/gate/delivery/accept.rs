@@ -20,7 +20,7 @@ use crate::gate::pass::{no_room_for_request, spool_problem};
 use crate::gate::request::Head;
 use crate::gate::{Gate, RouteState};
 use crate::http::body::Body;
-use crate::http::forwarding::{TRACEPARENT, continue_or_start_trace};
+use crate::http::forwarding::{TRACEPARENT, TRACESTATE, continue_or_start_trace};
 use crate::http::prefer;
 use crate::http::problem::{Problem, set_date, whole_seconds};
 use crate::http::request_body::{Buffered, IN_MEMORY};
@@ -200,9 +200,9 @@ impl ProtectedRequest {
             prefer::remove_respond_async(&mut headers);
         }
         // Its delivery is a child of the span that it has here.
-        if let Some(span) =
-            self.head.exported_span().filter(|_| !self.policy().fingerprint.headers.contains(&TRACEPARENT))
-        {
+        let compared = &self.policy().fingerprint.headers;
+        let is_compared = compared.contains(&TRACEPARENT) || compared.contains(&TRACESTATE);
+        if let Some(span) = self.head.exported_span().filter(|_| !is_compared) {
             continue_or_start_trace(&mut headers, self.head.id, Some(span));
         }
         AcceptedRequest {

@@ -10,12 +10,12 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, TRAILER};
 use http::{HeaderMap, StatusCode};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout_at};
 
 use crate::http::fault::Fault;
 use crate::http::headers::{ADDED, to_client, without_names};
-use crate::http::socket::{ClientStream, drain_input};
+use crate::http::socket::drain_input;
 
 /// How long input is drained after the last response, and the longest pause in it.
 const LINGER: Duration = Duration::from_secs(30);
@@ -129,7 +129,7 @@ impl<S> ConnectionState<S> {
     }
 }
 
-impl<S: ClientStream> ConnectionState<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionState<S> {
     /// Ends the output, and drains the client's input for a while after the last response.
     ///
     /// If `is_stopping`, the limit is one pause, so that shutdown is not delayed.
@@ -137,7 +137,6 @@ impl<S: ClientStream> ConnectionState<S> {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut socket) = ended else { return };
         let deadline = Instant::now() + if is_stopping { LINGER_PAUSE } else { LINGER };
-        socket.reset_on_close(false);
         let drained = async {
             // Where hyper has shut it down, this does nothing.
             let _ = socket.shutdown().await;

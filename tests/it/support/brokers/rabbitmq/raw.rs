@@ -16,14 +16,14 @@ pub struct RawMessage<'a> {
     pub body: &'a str,
 }
 
-struct Wire(TcpStream);
+struct RawConnection(TcpStream);
 
 impl RabbitMq {
     /// Puts it into the queue; by another routing key than the queue's, over a binding to `amq.topic` that this makes.
     pub fn publish_raw(&self, message: &RawMessage<'_>) {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).expect("RabbitMQ takes connections");
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        let mut wire = Wire(stream);
+        let mut wire = RawConnection(stream);
         wire.0.write_all(b"AMQP\0\0\x09\x01").expect("it reads");
         wire.expect([10, 10]);
         let login = [&long(b"")[..], &short(b"PLAIN"), &long(b"\0guest\0guest"), &short(b"en_US")].concat();
@@ -58,7 +58,7 @@ impl RabbitMq {
     }
 }
 
-impl Wire {
+impl RawConnection {
     fn send(&mut self, kind: u8, channel: u8, payload: &[u8]) {
         let size = (payload.len() as u32).to_be_bytes();
         self.0.write_all(&[&[kind, 0, channel][..], &size, payload, &[0xCE]].concat()).expect("it reads");
