@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::endpoints::Endpoint;
-use super::records::silence;
+use super::records::do_not_answer;
 use crate::store::Error;
 
 pub(super) type Answer = Response<Full<Bytes>>;
@@ -178,8 +178,7 @@ impl Problem {
 
     /// The same in the words of a request that only reads, while these databases of several are away.
     pub(super) fn of_reading(mut self, away: &[Arc<str>]) -> Self {
-        let what =
-            silence(away).map_or_else(|| "the store is away".to_owned(), |error| error.cause().source.to_string());
+        let what = if away.is_empty() { "the store is away".to_owned() } else { do_not_answer(away) };
         self.detail = format!("cannot be read: {what}; see the log of `oncegate serve`");
         self
     }

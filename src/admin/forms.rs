@@ -74,9 +74,8 @@ pub(super) const CURSOR: &str = concat!("^", number!(), "$");
 /// The `next` of a change of many records.
 pub(super) const PLACE: &str = concat!("^([0-9A-Fa-f]{64}|accepted-", number!(), ")$");
 
-/// A reason that is given: not of white space and control characters alone.
-/// And the same, or none. Its limit is one of bytes, and a schema counts characters: a reason of
-/// other characters than ASCII may be within `maxLength` and is refused.
+/// A reason that is given: not of white space and control characters alone. And the same, or none. Its limit is one of bytes, and a
+/// schema counts characters: a reason of other characters than ASCII may be within `maxLength` and is refused.
 pub(super) const REASON: &str = r"[^\s\x00-\x1f\x7f-\x9f]";
 pub(super) const REASON_OR_NONE: &str = r"^$|[^\s\x00-\x1f\x7f-\x9f]";
 

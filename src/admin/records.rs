@@ -298,10 +298,14 @@ pub(super) fn unavailable(error: Error) -> Problem {
     Kind::StoreUnavailable.because(detail).caused_by(error)
 }
 
-/// The failure of a request that needs these databases, too.
+/// The failure of a change of many records that needs these databases, too.
 pub(super) fn silence(silent: &[Arc<str>]) -> Option<Error> {
-    let why = || format!("a database of the store does not answer: {}", silent.join(", "));
-    (!silent.is_empty()).then(|| Error::determinate(ErrorKind::Unavailable, why()))
+    (!silent.is_empty()).then(|| Error::determinate(ErrorKind::Unavailable, do_not_answer(silent)))
+}
+
+/// Says that these databases of the store do not answer.
+pub(super) fn do_not_answer(silent: &[Arc<str>]) -> String {
+    format!("a database of the store does not answer: {}", silent.join(", "))
 }
 
 pub(super) fn absent() -> Problem {

@@ -13,7 +13,7 @@ use crate::store::{Filter, IdPrefix, NamespaceRules, Since};
 /// Longest key that can be looked up, in characters: longer than any route lets in by default.
 pub(super) const MAX_KEY: usize = 4096;
 
-/// What is wrong with text that PostgreSQL cannot hold.
+/// What an answer says of text with a NUL character, which PostgreSQL cannot store.
 pub(super) const NUL: &str = "holds a NUL character";
 
 /// What a record must be. Everything that is set must hold.

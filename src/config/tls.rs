@@ -63,7 +63,7 @@ pub(super) fn read(listener: &Table<'_>, files: Files) -> Option<ServerTls> {
     }
 }
 
-/// Reads the files of a listener's `tls` again, and what in them is past its time; or says what is wrong with them.
+/// Reads the files of a listener's `tls` again. Returns warnings too, such as one of a certificate that has expired.
 ///
 /// # Errors
 /// They cannot be used, for this reason.
@@ -113,7 +113,7 @@ pub fn client(believed: ServerTrust, cert: Option<PathBuf>, key: Option<PathBuf>
     }
 }
 
-/// What the files come to, and what in them is past its time, by the key of the file.
+/// The settings that the files give, and warnings, each with the key of its file.
 type Loaded = (Arc<ServerConfig>, Vec<(&'static str, String)>);
 
 fn config(files: &TlsFiles) -> Result<Loaded, Vec<Wrong>> {

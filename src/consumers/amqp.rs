@@ -323,8 +323,10 @@ impl Queue {
         let mut headers =
             FieldTable::from(headers.into_iter().filter(|(name, _)| is_kept(name)).collect::<BTreeMap<_, _>>());
         // All of it has one frame, which RabbitMQ refuses where it is larger than agreed on.
-        let others =
-            encoded_texts(known) + [reason, &self.name, self.queue.as_str()].map(str::len).iter().sum::<usize>();
+        let others = kept_texts(known).map(|(text, _)| text.as_str().len()).sum::<usize>()
+            + reason.len()
+            + self.name.len()
+            + self.queue.as_str().len();
         if encoded(headers.inner()) + others + ROOM > self.connection.configuration().frame_max() as usize {
             tracing::warn!(
                 consumer = &*self.name,
@@ -337,20 +339,6 @@ impl Queue {
         }
         Ok(kept_properties(known).with_headers(headers).with_delivery_mode(PERSISTENT))
     }
-}
-
-/// How many bytes the text properties have that a dead letter keeps.
-fn encoded_texts(known: &BasicProperties) -> usize {
-    let texts = [
-        known.content_type(),
-        known.content_encoding(),
-        known.correlation_id(),
-        known.reply_to(),
-        known.message_id(),
-        known.kind(),
-        known.app_id(),
-    ];
-    texts.into_iter().flatten().map(|text| text.as_str().len()).sum()
 }
 
 /// How many bytes a table has, or more.
@@ -403,10 +391,10 @@ fn is_in_use(error: &lapin::Error) -> bool {
     }
 }
 
-/// The properties that a dead letter keeps: not `expiration`, by which it would vanish, and not `user_id`, which must be the gate's.
-fn kept_properties(known: &BasicProperties) -> BasicProperties {
-    type Set = fn(BasicProperties, ShortString) -> BasicProperties;
-    let texts: [(&Option<ShortString>, Set); 7] = [
+/// The text properties that a dead letter keeps, and what sets each: not `expiration`, by which it would vanish, and not `user_id`,
+/// which must be the gate's.
+fn kept_texts(known: &BasicProperties) -> impl Iterator<Item = (&ShortString, SetText)> {
+    let texts: [(&Option<ShortString>, SetText); 7] = [
         (known.content_type(), BasicProperties::with_content_type),
         (known.content_encoding(), BasicProperties::with_content_encoding),
         (known.correlation_id(), BasicProperties::with_correlation_id),
@@ -415,12 +403,14 @@ fn kept_properties(known: &BasicProperties) -> BasicProperties {
         (known.kind(), BasicProperties::with_type),
         (known.app_id(), BasicProperties::with_app_id),
     ];
-    let mut kept = BasicProperties::default();
-    for (value, set) in texts {
-        if let Some(value) = value {
-            kept = set(kept, value.clone());
-        }
-    }
+    texts.into_iter().filter_map(|(text, set)| Some((text.as_ref()?, set)))
+}
+
+type SetText = fn(BasicProperties, ShortString) -> BasicProperties;
+
+/// The properties that a dead letter keeps.
+fn kept_properties(known: &BasicProperties) -> BasicProperties {
+    let mut kept = kept_texts(known).fold(BasicProperties::default(), |kept, (text, set)| set(kept, text.clone()));
     if let Some(priority) = known.priority() {
         kept = kept.with_priority(*priority);
     }

@@ -230,9 +230,6 @@ impl Change {
             let counts = self.send(client, args, true, args.as_of.clone()).await?;
             let (matched, in_flight, accepted) = (counts.matched, counts.in_flight, counts.accepted);
             writeln!(out, "{} would be {}; nothing was changed", self.counted(matched), self.done)?;
-            if matched == 0 {
-                note_unknown_route(client, args.filter.route.as_deref()).await;
-            }
             self.say_rest(&counts, "would not be delivered any more", out)?;
             // A list has no `as_of`: it would show records that came later.
             if self.path != "retry" && matched > 0 && args.as_of.is_none() {
@@ -260,7 +257,6 @@ impl Change {
             let matched = found.matched;
             if matched == 0 {
                 writeln!(out, "no {}", self.nouns[1])?;
-                note_unknown_route(client, args.filter.route.as_deref()).await;
                 return self.say_rest(&found, "", out);
             }
             as_of = found.as_of;
@@ -277,9 +273,6 @@ impl Change {
         let counts = self.send(client, args, false, as_of).await?;
         let Counts { matched, done, failed, .. } = counts;
         writeln!(out, "{} {}", self.counted(done), self.done)?;
-        if matched == 0 {
-            note_unknown_route(client, args.filter.route.as_deref()).await;
-        }
         self.say_rest(&counts, "will not be delivered any more", out)?;
         let others = matched.saturating_sub(done + failed);
         if others > 0 {
@@ -352,9 +345,13 @@ impl Change {
             }
             match answer["next"].as_str() {
                 Some(next) => body.insert("after".to_owned(), next.into()),
-                None => return Ok(counts),
+                None => break,
             };
         }
+        if counts.matched == 0 {
+            note_unknown_route(client, args.filter.route.as_deref()).await;
+        }
+        Ok(counts)
     }
 }
 

@@ -136,7 +136,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Readable<S> {
             }
             match Pin::new(&mut *stream).poll_read(cx, filter.room()) {
                 Poll::Ready(Ok(0)) if filter.filled == 0 => return Poll::Ready(Ok(0)),
-                // What is left of a frame that never ends.
+                // The connection ended within a frame.
                 Poll::Ready(Ok(0)) => filter.ready = filter.filled,
                 Poll::Ready(Ok(count)) => filter.read(count),
                 unread => return unread,
@@ -169,13 +169,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Readable<S> {
 
 /// Makes frames readable that arrive in pieces.
 struct FrameFilter {
-    /// What was read and not given, and room for more.
+    /// The bytes that were read and that the library has not taken, then room for more.
     input: Vec<u8>,
-    /// How much was read.
+    /// How many of them are bytes that were read.
     filled: usize,
-    /// How much of it may be given.
+    /// How many the library may take.
     ready: usize,
-    /// How much of a frame passes as it is and has not come yet.
+    /// How many bytes of the frame under way still have to come and pass as they are.
     passing: usize,
     /// The largest frame that the library takes, in bytes.
     largest: usize,
@@ -191,7 +191,7 @@ impl Default for FrameFilter {
 }
 
 impl FrameFilter {
-    /// Gives what is ready. Returns how much.
+    /// Hands the library the bytes that it may take, as many as have room. Returns how many.
     fn give(&mut self, into: &mut [u8]) -> usize {
         let count = self.ready.min(into.len());
         into[..count].copy_from_slice(&self.input[..count]);
@@ -335,7 +335,7 @@ fn make_readable(kind: u8, payload: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// Reads a payload, of which it has what is left.
+/// Reads a payload from its beginning, and holds the bytes that it has not read.
 struct PayloadReader<'a>(&'a mut [u8]);
 
 impl<'a> PayloadReader<'a> {

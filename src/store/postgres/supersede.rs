@@ -28,7 +28,8 @@ pub(super) const SUPERSEDE: Query = Query {
     ],
 };
 
-/// Whether the claim took the place of what was seen; nothing where it came too late, and is to be made again.
+/// Whether the claim took the place of the record that the gate saw; `None` where the statement came too late, and the gate asks
+/// again.
 pub(super) async fn supersede(
     session: &Session,
     id: RecordId,

@@ -260,13 +260,9 @@ impl ScriptCall {
 
 /// The time, where that is all that was answered: the call came too late.
 fn late(answer: &Value) -> Option<i64> {
-    match answer {
-        Value::Array(told) => match told[..] {
-            [Value::Int(now)] => Some(now),
-            _ => None,
-        },
-        _ => None,
-    }
+    let Value::Array(told) = answer else { return None };
+    let [Value::Int(now)] = told[..] else { return None };
+    Some(now)
 }
 
 fn read_alone(operation: &Operation, answer: Value) -> Result<Reply, Error> {
