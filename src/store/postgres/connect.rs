@@ -30,6 +30,11 @@ const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The setting by which a session is recognised.
 const SESSION: &str = "oncegate.session";
 
+/// What every session asks for, whatever the role, the database and the server have as their default: a transaction that
+/// saw the database as it was at its beginning would fail where another has changed the record. The backslash keeps the
+/// space within the value.
+const ISOLATION: &str = r"-c default_transaction_isolation=read\ committed";
+
 /// Makes connections.
 #[derive(Clone)]
 pub(super) struct Connector {
@@ -117,7 +122,8 @@ impl Connector {
     ) -> Result<(Client, JoinHandle<()>), SqlError> {
         let host = self.hosts.chosen().unwrap_or_default();
         let (end, _) = watch::channel(false);
-        let dialled = self.connect_to(&self.servers, host, messages, end, false).await;
+        let servers = if self.hosts.is_pooled(host) { self.servers.clone() } else { self.with_options(ISOLATION) };
+        let dialled = self.connect_to(&servers, host, messages, end, false).await;
         dialled.inspect_err(|_| self.hosts.suspect(host, Suspicion::Silent))
     }
 
@@ -181,9 +187,7 @@ impl Connector {
             None
         } else {
             let mark = mark()?;
-            let mut servers = self.servers.clone();
-            let options = self.servers.get_options().unwrap_or_default();
-            servers.options(format!("{options} -c {SESSION}={mark}").trim());
+            let servers = self.with_options(&format!("{ISOLATION} -c {SESSION}={mark}"));
             match self.open(&servers, host, purpose).await {
                 Ok(session) => Some((session, mark)),
                 // The answer of a pooler to unknown start-up parameters.
@@ -200,6 +204,14 @@ impl Connector {
             self.hosts.set_pooled(host);
         }
         Ok(session)
+    }
+
+    /// The settings of the servers, with more options for the session. Poolers refuse them.
+    fn with_options(&self, options: &str) -> Config {
+        let mut servers = self.servers.clone();
+        let own = self.servers.get_options().unwrap_or_default();
+        servers.options(format!("{own} {options}").trim());
+        servers
     }
 
     async fn open(&self, servers: &Config, host: usize, purpose: &Purpose) -> Result<Session, SqlError> {

@@ -86,10 +86,12 @@ pub enum OpenError {
         /// That timeline.
         newest: u32,
     },
-    /// Transactions of this user see the database as it was when they began.
+    /// Transactions of this user see the database as it was when they began, through a pooler, where a session cannot ask
+    /// for another level.
     #[error(
         "transactions of this user begin as `{0}`, and the gate's need `read committed`: ALTER ROLE ... SET \
-         default_transaction_isolation = 'read committed', or the same of the database"
+         default_transaction_isolation = 'read committed', or the same of the database; then have the pooler connect anew \
+         (RECONNECT on PgBouncer's console)"
     )]
     Isolation(String),
     /// Somebody has the tables of the schema locked.
@@ -191,7 +193,15 @@ pub(super) fn message(error: &SqlError) -> String {
 }
 
 fn server_message(error: &DbError) -> String {
-    format!("{} (SQLSTATE {})", error.message(), error.code().code())
+    let message = format!("{} (SQLSTATE {})", error.message(), error.code().code());
+    // A primary has no other reason for it.
+    if *error.code() == SqlState::T_R_SERIALIZATION_FAILURE {
+        return format!(
+            "{message}: the transaction was not `read committed`; look at default_transaction_isolation of the role, of the \
+             database and of the server, and have a pooler connect anew"
+        );
+    }
+    message
 }
 
 /// The kind of an error.

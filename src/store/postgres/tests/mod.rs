@@ -107,12 +107,41 @@ async fn the_risks_of_a_server_are_read_as_far_as_the_user_may() {
     assert_eq!(pending(&alone).await.unwrap(), []);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_keeps_the_contract_whatever_the_default_isolation() {
+    keeps_the_contract(|database| {
+        serializable_by_default(database);
+        Some(database.url.clone())
+    })
+    .await;
+}
+
 #[tokio::test]
-async fn a_snapshot_isolation_default_is_refused() {
+async fn a_snapshot_isolation_default_is_refused_through_a_pooler() {
     let Some(database) = database() else { return };
-    database.run(&format!("ALTER DATABASE \"{}\" SET default_transaction_isolation = serializable", database.name));
-    let refused = Postgres::open(&settings(&database.url)).await.unwrap_err();
+    let Some(pooled) = database.pooled_url() else { return };
+    serializable_by_default(&database);
+    let refused = Postgres::open(&settings(&pooled)).await.unwrap_err();
     assert!(matches!(refused, OpenError::Isolation(_)) && refused.to_string().contains("serializable"), "{refused}");
+}
+
+/// Sets the level at which the transactions of new sessions begin.
+fn serializable_by_default(database: &Database) {
+    database.run(&format!("ALTER DATABASE \"{}\" SET default_transaction_isolation = serializable", database.name));
+}
+
+/// Transactions of each connection: those that claim and those of the pool.
+#[tokio::test]
+async fn sessions_ask_for_their_isolation() {
+    let Some(database) = database() else { return };
+    serializable_by_default(&database);
+    let connector = Connector::for_records(&settings(&database.url));
+    let session = connector.connect(&[]).await.unwrap();
+    let isolation = "SELECT current_setting('transaction_isolation')";
+    let of_session: String = session.client().query_typed_one(isolation, &[]).await.unwrap().get(0);
+    let pool = Pool::new(connector, 1).unwrap();
+    let of_pool: String = pool.query(isolation, &[]).await.unwrap()[0].get(0);
+    assert_eq!((&*of_session, &*of_pool), ("read committed", "read committed"));
 }
 
 #[tokio::test]
