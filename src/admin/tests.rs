@@ -92,7 +92,7 @@ async fn a_record_shows_what_operators_need_and_no_secret() {
         reply.json(),
         json!({
             "id": id.to_string(), "etag": reply.json()["etag"], "state": "in-flight", "service": "shop", "namespace": "charge", "route": "charge",
-            "upstream": "app", "key": "8e03978e…9324", "method": "POST", "path": "/v1/charges",
+            "upstream": "app", "key": "8e03978e…9324", "keeps_key": false, "method": "POST", "path": "/v1/charges",
             "request": "00000000000000ab", "trace_id": "000000000000000000000000000000cd", "caller": "0909090909090909",
             "fingerprint": "0707070707070707", "claimed_at": "2026-01-01T00:00:00.000Z",
             "age_seconds": 2, "lease_until": "2026-01-01T00:00:30.000Z",
@@ -119,10 +119,10 @@ async fn a_record_shows_what_operators_need_and_no_secret() {
     let path = format!("/api/v1/records/{id}?key=true");
     admin.get(&path).await.is_problem(403, "forbidden").says("X-Requested-With");
     let record = admin.send(&format!("GET {path}"), &headers, "").await.json();
-    assert_eq!((record["key"].as_str(), record.get("answer")), (Some(KEY), None));
+    assert_eq!((record["key"].as_str(), record.get("answer"), &record["keeps_key"]), (Some(KEY), None, &json!(true)));
     let (other, _) = admin.claim("charge", "not-kept").await;
     let record = admin.send(&format!("GET /api/v1/records/{other}?answer=true&key=true"), &headers, "").await.json();
-    assert_eq!(record["key"], "no…pt");
+    assert_eq!((&record["key"], &record["keeps_key"]), (&json!("no…pt"), &json!(false)));
     admin.get(&format!("/api/v1/records/{id}?body=true")).await.is_problem(400, "bad-request").says("`answer`");
 
     let (id, _) = admin.unknown("charge", "another").await;

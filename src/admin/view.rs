@@ -37,6 +37,9 @@ pub(super) struct RecordView {
     upstream: Option<String>,
     /// Shortened; nothing for a viewer.
     key: Option<String>,
+    /// Whether the record keeps its whole key, for `key=true` to show; a list leaves it out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keeps_key: Option<bool>,
     method: Option<String>,
     path: Option<String>,
     /// The request that claimed it, as `instance` of its problem names it.
@@ -154,6 +157,7 @@ impl RecordView {
             route: of_origin(|origin| &origin.route),
             upstream: details.upstream,
             key: whole_key.or_else(shortened).filter(|_| role >= REVEALING),
+            keeps_key: (extent != Extent::RecordEntry).then_some(details.key.is_some()),
             method: head.as_ref().map(|head| head.method.to_string()),
             request: details.request.map(|request| request.to_string()),
             trace_id: trace.map(|trace| format!("{trace:032x}")),

@@ -59,10 +59,10 @@ pub(super) struct AdminArgs {
     #[arg(long, global = true, help_heading = HEADING, value_name = "FILE")]
     admin_ca: Option<PathBuf>,
     /// The certificate to show to an admin listener with `client_ca`
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", requires = "admin_key")]
     admin_cert: Option<PathBuf>,
     /// The key of --admin-cert
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", requires = "admin_cert")]
     admin_key: Option<PathBuf>,
 }
 
@@ -137,6 +137,14 @@ impl AdminArgs {
         let believed = admin_ca.map(ServerTrust::SignedBy).or(configured).unwrap_or(ServerTrust::SignedBySystem);
         client_tls(believed, admin_cert, admin_key).map(Some).map_err(|wrong| anyhow!(wrong))
     }
+}
+
+/// Whether the other end says that the certificate shown to it is missing or not to be believed. With TLS 1.3 it says so once
+/// the handshake is over for this end.
+fn is_refused_certificate(error: &anyhow::Error) -> bool {
+    let io_errors = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    let mut tls_errors = io_errors.filter_map(|error| error.get_ref()?.downcast_ref::<rustls::Error>());
+    tls_errors.any(|error| matches!(error, rustls::Error::AlertReceived(_)))
 }
 
 /// The value of --admin, which names a host and a port.
@@ -295,7 +303,14 @@ impl AdminClient {
             .map_err(|_| {
                 NotConnected(format!("{} did not answer within {} s", self.address, CONNECT_TIMEOUT.as_secs()))
             })?
-            .map_err(|error| NotConnected(super::describe(&error)))?;
+            .map_err(|error| {
+                let hint = if is_refused_certificate(&error) {
+                    "; the listener has `client_ca`: --admin-cert and --admin-key name a certificate to show to it"
+                } else {
+                    ""
+                };
+                NotConnected(super::describe(&error) + hint)
+            })?;
         let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
         if status != StatusCode::OK || answer["status"] != "live" {
             bail!(NotConnected(self.refusal(status, &body)));

@@ -23,7 +23,7 @@ pub(super) mod location;
 mod tests;
 
 keys! {
-    /// A service behind: a table, or only its URL.
+    /// A service behind: a table, or only its URL or list of URLs.
     pub(super) struct Keys "an upstream" {
         /// "http://HOST:PORT", "https://HOST:PORT", or "unix:PATH" for a socket; without a path: the path of a request is
         /// passed on unchanged. Several stand in a list: ["http://a:3000", "http://b:3000"]. They, and all addresses of a
@@ -76,8 +76,9 @@ pub(super) const SECTION: &Section = &Section {
 /// `[upstreams]` in the schema.
 pub(super) fn shape() -> Shape {
     let mut upstream = Keys::SECTION.shape();
-    upstream["type"] = json!(["string", "object"]);
-    upstream["pattern"] = location::PATTERN.into();
+    let url = upstream["properties"]["url"].clone();
+    upstream["type"] = json!(["string", "array", "object"]);
+    ["pattern", "items", "minItems"].into_iter().for_each(|key| upstream[key] = url[key].clone());
     json!({
         "title": SECTION.name,
         "type": "object",

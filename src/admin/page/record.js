@@ -58,7 +58,7 @@ export function record({ id, gate, signal, announce, say, again }) {
         ["Orphaned", record.orphaned ? "The rules for keys changed: no request can find it any more." : null], ["Unreadable", record.unreadable ? `${unreadable(record)} Its key is never run again.` : null]]),
       isOperator && record.state === "completed" && revealed === null ? h("div", { class: "buttons" }, reveal("Show the answer", () => see("answer"))) : null,
       revealed,
-      isOperator && wholeKey === null ? h("div", { class: "buttons" }, reveal("Show the whole key", () => see("key"))) : null);
+      isOperator && record.keeps_key && wholeKey === null ? h("div", { class: "buttons" }, reveal("Show the whole key", () => see("key"))) : null);
   }
 
   // It may be an accepted request, which has a record only from its first attempt on.
