@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args;
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::request::Parts;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
@@ -63,7 +65,7 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     };
     let request = ExplainedRequest { head: head.clone(), body: body.as_deref().unwrap_or_default(), type_is_default };
     let sample = Sample {
-        head,
+        head: announced(head, request.body),
         body: request.body,
         client_ip: args.client_ip,
         certificate: args.client_cert.as_deref().map(read_certificate).transpose()?.map(Arc::new),
@@ -73,6 +75,14 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     let explanation = explain(&config.gate, &config.router, sample);
     print(&report::write(&config, &request, &explanation))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The head with the `Content-Length` of the body, which curl adds where no header tells where the body ends.
+fn announced(mut head: Parts, body: &[u8]) -> Parts {
+    if !body.is_empty() && !head.headers.contains_key(TRANSFER_ENCODING) {
+        head.headers.entry(CONTENT_LENGTH).or_insert_with(|| body.len().into());
+    }
+    head
 }
 
 /// The first certificate of a file, which is the client's own.

@@ -192,7 +192,7 @@ const ASKED: &str = r"^/(?!/)[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*$";
 const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
 
 /// An origin as browsers write it, or `*`.
-const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(?!.*:80$)[^\sA-Z/?#@]+)$";
+const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@*]+|http://(?!.*:80$)[^\sA-Z/?#@*]+)$";
 
 /// `[defaults]`: a policy, and the preset that fills in what it leaves out.
 pub(super) const SECTION: &Section =
@@ -363,6 +363,9 @@ fn origin(node: &Node<'_>) -> Result<String, Wrong> {
         .find_map(|(scheme, port)| Some((text.strip_prefix(scheme)?, port)));
     let is_host = |host: &str| !host.contains(['/', '?', '#', '@']) && text.parse::<Uri>().is_ok();
     match rest {
+        Some((host, _)) if host.contains('*') => {
+            Err(wrong.hint("there is no pattern here: write each origin out, or \"*\" alone for any"))
+        }
         Some((host, port)) if host.ends_with(port) => {
             Err(wrong.hint(format!("write it without {port}: browsers leave out the default port")))
         }

@@ -360,19 +360,28 @@ fn from_json(body: &[u8], pointer: &Pointer, max_length: usize) -> Result<Readin
 }
 
 /// The key of a CloudEvent, in binary or structured mode (CloudEvents HTTP binding 1.0, sections 3.1 and 3.2): a hash
-/// of its source and id, which together name it, and which may be longer than a key and hold any character.
+/// of its source and id, which together name it, and which may be longer than a key and hold any character. The type of
+/// the body tells the mode (section 3): headers of a structured event or of a batch say nothing.
 fn from_event(headers: &HeaderMap, body: Option<&[u8]>) -> Result<Reading, Invalid> {
+    match Media::read(headers) {
+        Some(media) if media.essence == "application/cloudevents+json" => from_structured_event(body),
+        Some(media) if media.essence.starts_with("application/cloudevents") => Ok(Reading::Absent),
+        _ => from_binary_event(headers),
+    }
+}
+
+fn from_binary_event(headers: &HeaderMap) -> Result<Reading, Invalid> {
     let [source, id] = &EVENT_HEADERS;
     let source = event_header(headers, source)?;
     let id = event_header(headers, id)?;
     match (source, id) {
-        (Some(source), Some(id)) => return event_key(&source, &id),
-        (None, None) => {}
-        _ => return invalid("an event has both `ce-source` and `ce-id`"),
+        (Some(source), Some(id)) => event_key(&source, &id),
+        (None, None) => Ok(Reading::Absent),
+        _ => invalid("an event has both `ce-source` and `ce-id`"),
     }
-    if Media::read(headers).is_none_or(|media| media.essence != "application/cloudevents+json") {
-        return Ok(Reading::Absent);
-    }
+}
+
+fn from_structured_event(body: Option<&[u8]>) -> Result<Reading, Invalid> {
     let Some(body) = body else { return Ok(Reading::Found(Found::NeedsBody)) };
     let member = |pointer| {
         let pointer = Pointer::parse(pointer).expect("a pointer of this source");
@@ -676,6 +685,11 @@ mod tests {
         assert_eq!(look("cloudevent", "/", &[], None), "absent");
         assert_eq!(look("cloudevent", "/", &[("content-type", "application/json")], Some("{}")), "absent");
         assert_eq!(look("cloudevent", "/", &[("content-type", "application/cloudevents+json")], None), "needs body");
+        let headers = [("ce-source", "/other"), ("ce-id", "8"), ("content-type", "application/cloudevents+json")];
+        assert_eq!(look("cloudevent", "/", &headers, None), "needs body");
+        assert_eq!(look("cloudevent", "/", &headers, Some("{\"id\":\"7\",\"source\":\"/shop\"}")), key);
+        let headers = [headers[0], headers[1], ("content-type", "application/cloudevents-batch+json")];
+        assert_eq!(look("cloudevent", "/", &headers, Some("[]")), "absent", "a batch has no key");
     }
 
     #[test]

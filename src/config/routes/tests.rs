@@ -251,6 +251,10 @@ fn keys_that_requests_share_and_releases_of_the_unknown_are_advised_against() {
         let told = advised(&format!("{APP}{route}key = {{ from = [\"header:{header}\"] }}\n"), "key");
         assert!(told.len() == 1 && told[0].contains("which different requests have in common"), "{header}: {told:?}");
     }
+    for header in ["traceparent", "Date", "X-B3-TraceId"] {
+        let told = advised(&format!("{APP}{route}key = {{ from = [\"header:{header}\"] }}\n"), "key");
+        assert!(told.len() == 1 && told[0].contains("a retry runs again"), "{header}: {told:?}");
+    }
     for header in ["Idempotency-Key", "X-Request-Id", "X-GitHub-Delivery"] {
         assert_eq!(
             advised(&format!("{APP}{route}key = {{ from = [\"header:{header}\"] }}\n"), "key").len(),

@@ -185,9 +185,21 @@ fn without_parameters(segment: &[u8]) -> &[u8] {
     segment.split(|byte| *byte == b';').next().unwrap_or_default()
 }
 
-/// Without white space and control characters at the end, which many servers trim.
-fn without_space(segment: &[u8]) -> &[u8] {
-    trimmed(segment, |byte| byte <= b' ')
+/// Without white space and control characters at the end, which many servers trim: those of Unicode, as languages do whose
+/// strings are text.
+fn without_space(mut segment: &[u8]) -> &[u8] {
+    let is_space = |end: &[u8]| {
+        let mut chars = str::from_utf8(end).unwrap_or_default().chars();
+        chars.next().is_some_and(|first| first.is_whitespace() || first.is_control()) && chars.next().is_none()
+    };
+    // None of them takes more than three bytes.
+    while let Some(before) = (1..=3).find_map(|length| {
+        let (before, end) = segment.split_at(segment.len().checked_sub(length)?);
+        is_space(end).then_some(before)
+    }) {
+        segment = before;
+    }
+    segment
 }
 
 /// Without dots and spaces at the end, which Windows drops from the names of files. Dot segments stay.

@@ -1,5 +1,7 @@
 //! A second implementation of `ambiguity`, for tests and fuzzing.
 
+use std::sync::LazyLock;
+
 /// A path that some server makes of another.
 #[derive(Clone, Debug)]
 pub(super) struct Reading {
@@ -11,6 +13,12 @@ pub(super) struct Reading {
 pub(super) const STEPS: usize = 15;
 
 const DECODINGS: usize = 4;
+
+/// White space and control characters.
+static SPACES: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let spaces = ('\0'..='\u{3000}').filter(|char| char.is_whitespace() || char.is_control());
+    spaces.map(|char| in_bytes(char.to_string().as_bytes())).collect()
+});
 
 impl Reading {
     pub(super) fn of(path: &str) -> Self {
@@ -83,7 +91,11 @@ fn done(step: usize, path: &str) -> String {
         5 => each_piece(path, |piece| piece.split(';').next().unwrap()),
         6 => path.split(['\0', '?', '#']).next().unwrap().to_owned(),
         7 => std::iter::repeat_n((), 9).fold(path.to_owned(), |path, ()| path.replace("//", "/")),
-        8 => each_piece(path, |piece| piece.trim_end_matches(|char| char <= ' ')),
+        8 => each_piece(path, |piece| {
+            std::iter::successors(Some(piece), |rest| SPACES.iter().find_map(|space| rest.strip_suffix(&**space)))
+                .last()
+                .unwrap()
+        }),
         9 => each_piece(path, |piece| match piece.trim_end_matches(' ') {
             dots @ ("." | "..") => dots,
             _ => piece.trim_end_matches([' ', '.']),
