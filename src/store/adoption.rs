@@ -143,9 +143,10 @@ pub(super) fn on_file(
         .collect()
 }
 
-/// The services that a call is about, where services share a store.
+/// The services that a call is about, where services share a store. Shadow records have no rules, and the records of their
+/// service do: a gate that only observes forgets these.
 pub(super) fn services<'a>(origins: &'a [Origin], rules: &'a [NamespaceRuleSet]) -> BTreeSet<&'a str> {
-    let services = origins.iter().map(|origin| &*origin.service);
+    let services = origins.iter().map(Origin::gate_service);
     services.chain(rules.iter().map(|rule| &*rule.service)).collect()
 }
 

@@ -249,6 +249,22 @@ fn a_key_that_a_retry_finds_under_another_route_is_claimed() {
     assert_eq!(upstream.runs(), 1);
 }
 
+/// Retries would run again, whatever store has the records.
+#[test]
+fn a_reload_that_ends_all_protection_is_refused_while_keys_live() {
+    for mode in ["pass", "observe"] {
+        let upstream = Upstream::start(|_| Reply::ok("x"));
+        let plan = Gate::before(&upstream);
+        let gate = plan.start();
+        gate.post("/charges", "k-1", "{}").expect(200, "executed");
+        let other = plan.clone().defaults(&format!("mode = \"{mode}\""));
+        assert!(!reload(&gate, &other), "{mode}: {}", gate.log());
+        assert!(gate.log().contains("live key"), "{mode}: {}", gate.log());
+        gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+        assert_eq!(upstream.runs(), 1);
+    }
+}
+
 #[test]
 fn where_records_are_and_whose_they_are_does_not_change() {
     let upstream = Upstream::start(|_| Reply::ok("x"));

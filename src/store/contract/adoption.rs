@@ -144,6 +144,10 @@ pub(super) async fn rules_that_are_gone_are_refused_while_records_live(harness: 
     let renamed = vec![rule("charges", 1), rule("returns", 1)];
     assert_eq!(adopt(&harness, renamed, false).await, [change("refunds", 2)]);
     assert_eq!(adopt(&harness, Vec::new(), false).await, [change("charges", 1), change("refunds", 2)]);
+    // No route protects any more, and some observe.
+    let observing: Vec<Origin> = origins().into_iter().map(Origin::shadow).collect();
+    let changes = harness.store.adopt(observing, Vec::new(), false).await.expect("adopt works");
+    assert_eq!(changes.iter().map(of).collect::<Vec<_>>(), [change("charges", 1), change("refunds", 2)]);
     assert_eq!(adopt(&harness, both, false).await, [], "nothing was changed");
 }
 
