@@ -13,7 +13,7 @@ use crate::idempotency::description::{FingerprintDescription, RulesDescription};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::Timestamp;
 use crate::store::deliveries::DeliveryFilter;
-use crate::store::{self, Filter, IdentityChange, NamespaceRules, Store};
+use crate::store::{self, Filter, IdentityChange, LiveKeys, NamespaceRules, Store};
 
 mod advice;
 
@@ -64,6 +64,8 @@ struct Present<'a> {
     places: BTreeMap<&'a str, Option<String>>,
     /// The upstream that a new route must name, where there are several.
     upstream: Option<&'a str>,
+    /// Whether a route accepts requests.
+    accepts: bool,
 }
 
 /// A route that makes records.
@@ -113,7 +115,7 @@ pub(super) async fn look_for_lost(store: &dyn Store, rules: IdentityRules<'_>) -
         let mut after = None;
         loop {
             let chunk = store.scan(filter.clone(), after, CHUNK).await?;
-            chunk.records.iter().for_each(|listed| coverage.look_at(listed));
+            chunk.records.iter().for_each(|listed| coverage.look_at(listed, false));
             after = chunk.next;
             if after.is_none() {
                 break;
@@ -136,7 +138,7 @@ async fn look_at_deliveries(
     loop {
         let page = queue.deliveries(filter.clone(), after, CHUNK).await?;
         for delivery in page.deliveries {
-            coverage.look_at(&delivery.as_listed(page.now));
+            coverage.look_at(&delivery.as_listed(page.now), true);
         }
         after = page.next;
         if after.is_none() {
@@ -201,6 +203,7 @@ pub(super) fn report(
         unprotected: unprotected.collect(),
         places: places.collect(),
         upstream: upstream.filter(|_| written.upstreams.len() > 1).map(String::as_str),
+        accepts: rules.router().routes().iter().any(|route| route.policy.accepts()),
     };
     let formers: Vec<Former> = forgotten.changes.iter().map(|change| rules.former(change)).collect();
     let changes: Vec<_> = forgotten.changes.iter().zip(&formers).collect();
@@ -231,6 +234,7 @@ fn text(
         if index == 0 || lost[index - 1].namespace != *namespace {
             let what = match of_namespace.reason {
                 LossReason::OtherSecret => "requests no longer find their records",
+                LossReason::Undelivered(_) => "accepted requests would wait in the queue for ever",
                 _ => "its routes no longer take requests that have keys",
             };
             let _ = writeln!(text, "\nnamespace `{namespace}`: {what}");
@@ -245,6 +249,12 @@ fn text(
         if said.insert(advice.clone()) {
             text.push_str(&advice);
         }
+    }
+    let is_renamed = |live: &LiveKeys| live.in_flight > 0 && !present.places.contains_key(&*live.route);
+    if present.accepts && changes.iter().any(|(change, _)| change.live.iter().any(is_renamed)) {
+        text.push_str(
+            "     Keep the name of a route that has accepted requests in its queue: nothing else delivers them.\n",
+        );
     }
     let (then, forget) = match occasion {
         Occasion::Start => ("", format!("start once with {ACCEPT}")),
@@ -271,6 +281,12 @@ fn text(
 fn what_is_lost(present: &Present<'_>, lost: &LostKeys) -> String {
     let in_flight = if lost.in_flight > 0 { format!(" ({} in flight)", lost.in_flight) } else { String::new() };
     let why = match &lost.reason {
+        LossReason::Undelivered(route) => {
+            return format!(
+                "{}: accepted by the route `{route}`, and without a route of this name not delivered",
+                keys(lost.keys)
+            );
+        }
         LossReason::NoRoute => "no route takes".to_owned(),
         LossReason::Unprotected(route, mode) => {
             format!("{}, which has mode = \"{}\", takes", present.named(route), mode.as_str())
@@ -394,7 +410,7 @@ fn expiry(changes: &[(&IdentityChange, &Former)], lost: &[LostKeys]) -> String {
     match (last, in_flight) {
         (Some(last), 0) => last,
         (Some(last), running) => format!("{last}; {running} in flight expire some time after their attempts end"),
-        (None, _) => "all are in flight, and expire some time after their attempts end".to_owned(),
+        (None, _) => "all are queued or in flight, and expire some time after their attempts end".to_owned(),
     }
 }
 

@@ -111,11 +111,12 @@ fn of_sqlite(path: &Path, rules: IdentityRules<'_>, keys: &Keyring) -> anyhow::R
     let risks = Durability::sqlite(path, sqlite::filesystem_warning(path)).warnings;
     let Some(preview) = preview else { return Ok(None) };
     let mut coverage = Coverage::of(rules, &preview.on_file);
-    let (is_changed, mut locked) = (coverage.is_changed(), Locked::default());
-    let look = |listed: RecordEntry, ending: Option<Bytes>| {
-        locked.look_at(&listed, ending.as_ref(), rules.service(), keys);
+    let (is_changed, mut locked, strict) =
+        (coverage.is_changed(), Locked::default(), keys.strict(rules.sealed_origins()));
+    let look = |listed: RecordEntry, ending: Option<Bytes>, is_accepted: bool| {
+        locked.look_at(&listed, ending.as_ref(), rules.service(), &strict);
         if is_changed {
-            coverage.look_at(&keys.open_listed(listed, |_| ()));
+            coverage.look_at(&keys.open_listed(listed, |_| ()), is_accepted);
         }
     };
     preview.for_each(look)?;
@@ -153,7 +154,8 @@ async fn of_redis(settings: &config::Redis, rules: IdentityRules<'_>, keys: Arc<
 
 async fn look(store: impl Store, rules: IdentityRules<'_>, keys: Arc<Keyring>) -> anyhow::Result<Looked> {
     let store: Arc<dyn Store> = Arc::new(store);
-    let finder = Resealer::new(Arc::clone(&store), Arc::clone(&keys), Arc::clone(rules.service()));
+    let strict = Arc::new(keys.strict(rules.sealed_origins()));
+    let finder = Resealer::new(Arc::clone(&store), strict, Arc::clone(rules.service()));
     let locked = finder.look_for_locked(Pace { patience: PATIENCE, pauses: false }).await?;
     let store = Sealed::new(store, keys, Arc::clone(rules.service()), |_, _| ());
     let (origins, identities) = rules.adoption();

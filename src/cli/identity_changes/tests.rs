@@ -149,6 +149,10 @@ fn each_change_is_told_with_what_to_do() {
                 Occasion::Reload,
             ),
         ),
+        ("a route that accepts and is renamed", {
+            let next = [&named.replace("create-charge", "charges"), "mode = \"accept\"\n"].concat();
+            lost("", &next, &[(LossReason::Undelivered("create-charge".into()), 3, true)], Occasion::Reload)
+        }),
         ("several upstreams", {
             let next = format!(
                 "default_upstream = \"other\"\n{named}upstream = \"app\"\n[upstreams.other]\nurl = \"http://127.0.0.1:2\"\n"
@@ -222,6 +226,7 @@ fn upgraded() -> String {
         unprotected: Vec::new(),
         places,
         upstream: None,
+        accepts: false,
     };
     let former = Former::Recognised(rules(&["host", "header:authorization", "header:x-api-key"]));
     let changes = names.map(|name| IdentityChange {

@@ -1,4 +1,4 @@
-//! Saying that live records need a key that is not configured.
+//! Saying that live records cannot be read with the keys that are configured.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,18 +19,30 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// What a reload says that did not see all records in time.
 const UNKNOWN: &str =
-    "it is not known whether records need a removed key: `oncegate_records_by_key` of this gate says so soon";
+    "it is not known whether records can still be read: `oncegate_records_by_key` of this gate says so soon";
 
-/// How many records need a key that is missing, and what that means; nothing where none was found.
+/// How many records cannot be read, why, and what that means; nothing where none was found.
 pub(in crate::cli) fn in_words(locked: &Locked) -> Option<String> {
-    let (least, count) = (if locked.is_partial { "at least " } else { "" }, locked.count());
-    let (noun, verb) = if count == 1 { ("record", "is") } else { ("records", "are") };
-    (count > 0).then(|| {
+    let least = if locked.is_partial { "at least " } else { "" };
+    let counted = |count: usize| match count {
+        1 => format!("{least}1 record is"),
+        count => format!("{least}{count} records are"),
+    };
+    let lacking = (locked.lacking() > 0).then(|| {
         format!(
-            "{least}{count} {noun} {verb} encrypted with a key that `store.encryption_keys` does not have: retries get 503 \
-             until it does"
+            "{} encrypted with a key that `store.encryption_keys` does not have: retries get 503 until it does",
+            counted(locked.lacking())
         )
-    })
+    });
+    let plain = (locked.plain() > 0).then(|| {
+        format!(
+            "{} not encrypted, or not their answers, and a route has `seal = \"required\"`: retries get 503. Remove `seal`, \
+             run `oncegate records reseal`, and set it again",
+            counted(locked.plain())
+        )
+    });
+    let words: Vec<String> = lacking.into_iter().chain(plain).collect();
+    (!words.is_empty()).then(|| words.join("; "))
 }
 
 /// Warns of the records that a start cannot read.
@@ -39,20 +51,25 @@ pub(super) async fn warn_at_start(resealer: Arc<Resealer>) {
     let Ok(locked) = resealer.look_for_locked(AT_START).await else { return };
     if let Some(words) = in_words(&locked) {
         let configured = resealer.keys().ids().join(", ");
-        tracing::warn!(records = locked.count(), configured, "{words}");
+        tracing::warn!(records = locked.lacking() + locked.plain(), configured, "{words}");
     }
 }
 
-/// Warns of the records that a reload made unreadable by removing keys of these ids, and returns the warning.
+/// Warns of the records that a reload made unreadable by removing keys of these ids or by demanding encryption, and returns the
+/// warning.
 pub(super) async fn warn_at_reload(resealer: &Resealer, removed: &[Arc<str>]) -> Option<String> {
     let looked = timeout(LIMIT, resealer.look_for_locked(AT_RELOAD)).await;
     let (locked, removed) = (looked.ok().and_then(Result::ok), removed.join(", "));
     let (records, words) = match &locked {
-        Some(locked) if locked.count() > 0 || !locked.is_partial => (locked.count(), in_words(locked)?),
-        _ => (0, UNKNOWN.to_owned()),
+        Some(locked) => match (locked.lacking() + locked.plain(), locked.is_partial) {
+            (0, true) => (0, UNKNOWN.to_owned()),
+            (records, _) => (records, in_words(locked)?),
+        },
+        None => (0, UNKNOWN.to_owned()),
     };
     tracing::warn!(records, removed, "{words}");
-    Some(format!("{words}; the reload removed {removed}"))
+    let removed = if removed.is_empty() { String::new() } else { format!("; the reload removed {removed}") };
+    Some(words + &removed)
 }
 
 #[cfg(test)]
@@ -76,6 +93,7 @@ mod tests {
         let keys = Arc::new(Keyring::new(vec![key(1), key(3)]));
         let sealed = Sealed::new(store.clone(), Arc::clone(&keys), "ours".into(), |_, _| ());
         let (attempt, head) = (AttemptToken([1; 16]), Bytes::from_static(b"head"));
+        let plain = head.clone();
         let fresh = NewRecord { attempt, origin: origin.id(), lease: hour, ttl: hour, unknown_ttl: hour, head };
         sealed.claim(RecordId([1; 32]), fresh).await.unwrap();
 
@@ -85,6 +103,14 @@ mod tests {
         let removed = keys.replace(vec![key(2)]);
         let said = warn_at_reload(&resealer, &removed).await.unwrap();
         assert!(said.starts_with("1 record is encrypted") && said.ends_with("; the reload removed key-1"), "{said}");
+        let removed = keys.replace(vec![key(1)]);
+        assert_eq!(warn_at_reload(&resealer, &removed).await, None, "it is back");
+        let plain = NewRecord { attempt, origin: origin.id(), lease: hour, ttl: hour, unknown_ttl: hour, head: plain };
+        store.claim(RecordId([2; 32]), plain).await.unwrap();
+        assert_eq!(warn_at_reload(&resealer, &[]).await, None, "it may be plain");
+        keys.be_strict([origin.id()].into());
+        let said = warn_at_reload(&resealer, &[]).await.unwrap();
+        assert!(said.starts_with("1 record is not encrypted") && said.ends_with("set it again"), "{said}");
         store.script_for(Operation::List, [Fault::Refuse]);
         let said = warn_at_reload(&resealer, &removed).await.unwrap();
         assert!(said.starts_with(UNKNOWN), "{said}");

@@ -229,18 +229,21 @@ impl Serving {
         drop(opening);
         reload.adopt(PATIENCE).await.context(stuck)?;
         // The process may be stopped meanwhile: then it is not known what the store has adopted.
-        if let Err(error) = adopting::at_reload(&gate, &next, &*self.store, &written, self.is_shared, PATIENCE).await {
-            reload.cancel();
+        let (store, is_shared) = (&*self.store, self.is_shared);
+        let going_back = || reload.release_others();
+        if let Err(error) = adopting::at_reload(&gate, &next, store, &written, is_shared, PATIENCE, going_back).await {
+            reload.cancel().await;
             return Err(error);
         }
 
-        let mut removed = Vec::new();
+        let (mut removed, mut is_stricter) = (Vec::new(), false);
         if let Some(resealer) = self.resealer.as_ref().filter(|_| !config.sealing.is_empty()) {
             removed = resealer.keys().replace(config.sealing);
             if !removed.is_empty() {
                 // What it sealed is unreadable from now on, also where it was read before.
                 self.cached.forget_all();
             }
+            is_stricter = gate.sealed_origins().is_empty() && !next.sealed_origins().is_empty();
             resealer.keys().be_strict(next.sealed_origins());
             resealer.count_again();
         }
@@ -275,7 +278,7 @@ impl Serving {
             self.summary = summary;
         }
         let needs_restart = changes.into_iter().map(str::to_owned).collect();
-        let warning = match self.resealer.as_ref().filter(|_| !removed.is_empty()) {
+        let warning = match self.resealer.as_ref().filter(|_| is_stricter || !removed.is_empty()) {
             Some(resealer) => missing_keys::warn_at_reload(resealer, &removed).await,
             None => None,
         };

@@ -17,7 +17,7 @@ use crate::idempotency::identity::RulesTag;
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::{State, Timestamp};
 use crate::route::{Pattern, Route, Router};
-use crate::store::{NamespaceRules, RecordEntry, is_orphaned};
+use crate::store::{NamespaceRules, Origin, RecordEntry, is_orphaned};
 
 /// How many requests are named of those that are alike.
 const EXAMPLES: usize = 3;
@@ -65,6 +65,8 @@ pub enum LossReason {
     Unprotected(Arc<str>, Mode),
     /// This route takes it, and looks for its key in another namespace.
     Other(Arc<str>),
+    /// It was accepted by this route and waits for its delivery, and there is no such route any more to deliver it.
+    Undelivered(Arc<str>),
     /// Its id was made with a secret that the configuration no longer has.
     OtherSecret,
     /// The record is encrypted with a key that the configuration does not have, so its request is not known.
@@ -118,8 +120,8 @@ impl<'a> Coverage<'a> {
         !self.changed.is_empty()
     }
 
-    /// Looks at a record.
-    pub fn look_at(&mut self, listed: &RecordEntry) {
+    /// Looks at a record, or at an accepted request as [`crate::store::deliveries::Delivery::as_listed`] shows it.
+    pub fn look_at(&mut self, listed: &RecordEntry, is_accepted: bool) {
         let Some(origin) = listed.origin.as_ref().filter(|origin| origin.service == self.service) else { return };
         let Some((namespace, former)) = self.changed.get_key_value(&origin.namespace).filter(|_| listed.is_live())
         else {
@@ -139,7 +141,13 @@ impl<'a> Coverage<'a> {
                 (Some(format!("{} {}", head.method, head.path)), None, (LossReason::OtherSecret, None))
             }
             Ok(head) => {
-                let Some(lost) = self.end_of(namespace, former, &head) else { return };
+                let is_queued = is_accepted && listed.record.state == State::InFlight;
+                let undelivered = is_queued && !self.delivers(origin);
+                let lost = match undelivered {
+                    true => Some((LossReason::Undelivered(Arc::clone(&origin.route)), None)),
+                    false => self.end_of(namespace, former, &head),
+                };
+                let Some(lost) = lost else { return };
                 (Some(format!("{} {}", head.method, head.path)), Some(head.method.to_string()), lost)
             }
             Err(_) if is_sealed(&listed.record.head) => (None, None, (LossReason::Sealed, None)),
@@ -173,6 +181,12 @@ impl<'a> Coverage<'a> {
     #[must_use]
     pub fn finish(self) -> Vec<LostKeys> {
         self.lost.into_values().collect()
+    }
+
+    /// Whether a route delivers what a former one of this name has accepted.
+    fn delivers(&self, origin: &Origin) -> bool {
+        let is_same = |route: &Arc<Route>| route.name == origin.route && route.namespace == origin.namespace;
+        self.present.routes().iter().any(|route| is_same(route) && route.policy.mode.protects())
     }
 
     /// What would become of a request whose key would be lost, and the former route that found it.

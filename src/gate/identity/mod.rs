@@ -28,19 +28,10 @@ impl Gate {
         self.identity_rules().adoption()
     }
 
-    /// The origins of records that must be encrypted. Routes of one namespace find the same records, so that one of them is
-    /// enough.
+    /// The origins of records that must be encrypted.
     #[must_use]
     pub fn sealed_origins(&self) -> HashSet<OriginId> {
-        let routes = self.router.routes();
-        let demand = |namespace: &str| {
-            routes.iter().any(|route| route.policy.seal == Seal::Required && *route.namespace == *namespace)
-        };
-        routes
-            .iter()
-            .filter(|route| demand(&route.namespace))
-            .map(|route| origin(&self.settings.service, &route.namespace, &route.name).id())
-            .collect()
+        self.identity_rules().sealed_origins()
     }
 
     /// What the identities of its records are made by.
@@ -80,6 +71,21 @@ impl<'a> IdentityRules<'a> {
     #[must_use]
     pub fn default_upstream(&self) -> Option<usize> {
         self.settings.default_upstream
+    }
+
+    /// The origins of records that must be encrypted. Routes of one namespace find the same records, so that one of them is
+    /// enough.
+    #[must_use]
+    pub fn sealed_origins(&self) -> HashSet<OriginId> {
+        let routes = self.router.routes();
+        let demand = |namespace: &str| {
+            routes.iter().any(|route| route.policy.seal == Seal::Required && *route.namespace == *namespace)
+        };
+        routes
+            .iter()
+            .filter(|route| demand(&route.namespace))
+            .map(|route| origin(&self.settings.service, &route.namespace, &route.name).id())
+            .collect()
     }
 
     /// The routes that make records, each with its rules.

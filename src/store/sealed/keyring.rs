@@ -254,6 +254,14 @@ impl Keyring {
         self.strict.store(Arc::new(origins));
     }
 
+    /// The same keys, with which [`Keyring::be_strict`] was called.
+    #[must_use]
+    pub fn strict(&self, origins: HashSet<OriginId>) -> Self {
+        let keys = Self { keys: ArcSwap::new(self.keys.load_full()), strict: ArcSwap::default() };
+        keys.be_strict(origins);
+        keys
+    }
+
     /// How the heads of an origin are sealed.
     pub(super) fn strictness(&self, origin: OriginId) -> Strictness {
         if self.strict.load().contains(&origin) { Strictness::Strict } else { Strictness::Lenient }

@@ -1,6 +1,6 @@
-//! Which live records need a key that is not configured.
+//! Which live records cannot be read with the keys that are configured.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,13 @@ use crate::store::deliveries::DeliveryFilter;
 use crate::store::resealing::{Beginnings, Values};
 use crate::store::{Error, Filter, RecordEntry};
 
-/// Live records of one service that are encrypted with a key that is not configured.
+/// Live records of one service that these keys do not open.
 #[derive(Debug, Default)]
 pub struct Locked {
-    ids: HashSet<RecordId>,
+    /// Those that are encrypted with a key that is not configured.
+    lacking: HashSet<RecordId>,
+    /// Those that are plain, or whose answer is, where the configuration demands encryption.
+    plain: HashSet<RecordId>,
     /// Whether there was not the time to look at all.
     pub is_partial: bool,
 }
@@ -31,24 +34,50 @@ pub struct Pace {
 }
 
 impl Locked {
-    /// How many were found.
+    /// How many are encrypted with a key that is not configured.
     #[must_use]
-    pub fn count(&self) -> usize {
-        self.ids.len()
+    pub fn lacking(&self) -> usize {
+        self.lacking.len()
+    }
+
+    /// How many are plain, and a route has `seal = "required"`.
+    #[must_use]
+    pub fn plain(&self) -> usize {
+        self.plain.len()
     }
 
     /// Looks at a record of any service as it is stored. `ending` is its answer, or the beginning of that: another key may have
     /// come before the attempt ended.
     pub fn look_at(&mut self, listed: &RecordEntry, ending: Option<&Bytes>, service: &str, keys: &Keyring) {
-        if is_own(listed, service) && lacks_key(keys, &listed.record.head, ending) {
-            self.ids.insert(listed.id);
+        if let Some(why) = Lock::of(keys, &listed.record.head, ending).filter(|_| is_own(listed, service)) {
+            self.add(listed.id, why);
         }
+    }
+
+    fn add(&mut self, id: RecordId, why: Lock) {
+        match why {
+            Lock::Lacking => self.lacking.insert(id),
+            Lock::Plain => self.plain.insert(id),
+        };
     }
 }
 
-/// Whether one of the values is sealed with a key that is missing.
-fn lacks_key(keys: &Keyring, head: &Bytes, ending: Option<&Bytes>) -> bool {
-    [Some(head), ending].into_iter().flatten().any(|value| keys.lacks_key_of(value))
+/// Why a record is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lock {
+    /// One of its values is sealed with a key that is missing.
+    Lacking,
+    /// One of them is plain, and must be sealed.
+    Plain,
+}
+
+impl Lock {
+    fn of(keys: &Keyring, head: &Bytes, ending: Option<&Bytes>) -> Option<Self> {
+        if [Some(head), ending].into_iter().flatten().any(|value| keys.lacks_key_of(value)) {
+            return Some(Self::Lacking);
+        }
+        keys.is_planted(head, ending).then_some(Self::Plain)
+    }
 }
 
 /// Whether it is a live record of the service.
@@ -103,13 +132,13 @@ impl Resealer {
     ) -> Result<bool, Error> {
         let (store, keys, chunk) = (self.store(), self.keys(), self.chunk());
         let Some(resealing) = store.resealing() else { return Ok(true) };
-        // Whose they are, and whether they are live, is asked of those alone whose key is missing: as a rule there are none.
-        let (mut found, mut after, mut is_whole) = (HashSet::new(), None, true);
+        // Whose they are, and whether they are live, is asked of those alone that are not read: as a rule there are none.
+        let (mut found, mut after, mut is_whole) = (HashMap::new(), None, true);
         let mut budget = LookBudget::begin(first_deadline, pace);
         loop {
             let Beginnings { records, next } = resealing.beginnings(after, chunk).await?;
-            let lacking = |values: &Values| lacks_key(keys, &values.head, values.answer.as_ref());
-            found.extend(records.iter().filter(|record| lacking(&record.values)).map(|record| record.id));
+            let lock = |values: &Values| Lock::of(keys, &values.head, values.answer.as_ref());
+            found.extend(records.iter().filter_map(|record| Some((record.id, lock(&record.values)?))));
             after = next;
             if after.is_none() {
                 break;
@@ -123,8 +152,11 @@ impl Resealer {
         while !found.is_empty() {
             let filter = Filter { service: Some(Arc::clone(self.service())), ..Filter::default() };
             let page = store.scan(filter, after, chunk).await?;
-            let own = |listed: &&RecordEntry| found.contains(&listed.id) && is_own(listed, self.service());
-            locked.ids.extend(page.records.iter().filter(own).map(|listed| listed.id));
+            for listed in page.records.iter().filter(|listed| is_own(listed, self.service())) {
+                if let Some(why) = found.get(&listed.id) {
+                    locked.add(listed.id, *why);
+                }
+            }
             after = page.next;
             if after.is_none() {
                 break;

@@ -81,11 +81,11 @@ fn check_log(path: &Path) -> Result<(), OpenError> {
 
 impl Preview {
     /// Shows every record, without its answer, and how that begins; and every accepted request as the record that it is to have,
-    /// and how the note of it begins. Blocks on the disk.
+    /// how the note of it begins, and that it was accepted. Blocks on the disk.
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn for_each(&self, mut visit: impl FnMut(RecordEntry, Option<Bytes>)) -> Result<(), OpenError> {
+    pub fn for_each(&self, mut visit: impl FnMut(RecordEntry, Option<Bytes>, bool)) -> Result<(), OpenError> {
         let mut read = || {
             let mut all = self.conn.prepare(&format!(
                 "SELECT record.id, attempt, state, claimed_at, until, head, service, namespace, route, {}
@@ -100,14 +100,14 @@ impl Preview {
                     record: row::record(found, 1)?,
                     now: self.now,
                 };
-                visit(listed, beginning_of_answer(&self.conn, found, 9)?);
+                visit(listed, beginning_of_answer(&self.conn, found, 9)?, false);
             }
             let mut queue = self.conn.prepare(&deliveries::select("", ""))?;
             let mut rows = queue.query(params![])?;
             while let Some(found) = rows.next()? {
                 let delivery = deliveries::delivery(found)?;
                 let note = delivery.note.clone();
-                visit(delivery.as_listed(self.now), note);
+                visit(delivery.as_listed(self.now), note, true);
             }
             Ok(())
         };

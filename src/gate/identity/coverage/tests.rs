@@ -9,7 +9,6 @@ use crate::idempotency::codec::SEALED;
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::key::Key;
 use crate::idempotency::record::{AttemptToken, Record, RecordId};
-use crate::store::Origin;
 
 /// When the records of these tests are looked at.
 const NOW: Timestamp = Timestamp(1_000);
@@ -73,7 +72,7 @@ fn lost(former: &[RecordEntry], (was, has_routes): (&[&str], bool), is: &[&str])
     let on_file = on_file(&was, has_routes);
     let mut coverage = Coverage::of(is.identity_rules(), &on_file);
     coverage.is_changed().then(|| {
-        former.iter().for_each(|listed| coverage.look_at(listed));
+        former.iter().for_each(|listed| coverage.look_at(listed, false));
         coverage.finish()
     })
 }
@@ -100,6 +99,27 @@ fn a_key_is_lost_where_the_route_of_its_request_is_gone() {
     assert_eq!(gone[0].reason, LossReason::NoRoute);
     // A request that is refused runs nothing.
     assert_eq!(end(all, &[orders], "/v1/orders/../refunds"), None);
+}
+
+/// They wait in the queue of their route, by its name.
+#[test]
+fn accepted_requests_are_lost_where_their_route_is_renamed() {
+    let (was, is) = (gate(&["any n /{*rest}"]), gate(&["other n /{*rest}"]));
+    let queued = |state| {
+        let mut listed = record("n", Method::POST, "/x");
+        listed.record.state = state;
+        listed
+    };
+    let reason = |is: &Gate, state, is_accepted| {
+        let on_file = on_file(&was, true);
+        let mut coverage = Coverage::of(is.identity_rules(), &on_file);
+        coverage.look_at(&queued(state), is_accepted);
+        coverage.finish().pop().map(|lost| lost.reason)
+    };
+    assert_eq!(reason(&is, State::InFlight, true), Some(LossReason::Undelivered("any".into())));
+    assert_eq!(reason(&is, State::InFlight, false), None, "its record is found");
+    assert_eq!(reason(&is, State::Unknown, true), None, "it was given up");
+    assert_eq!(reason(&gate(&["any n /{*rest}", "more n /v1/more"]), State::InFlight, true), None);
 }
 
 #[test]
@@ -158,7 +178,7 @@ fn a_key_from_before_its_rules_changed_is_not_lost_again() {
     for claimed_at in [499, 500] {
         let mut claimed = record("n", Method::POST, "/x");
         claimed.record.claimed_at = Timestamp(claimed_at);
-        coverage.look_at(&claimed);
+        coverage.look_at(&claimed, false);
     }
     assert_eq!(coverage.finish()[0].keys, 1);
 }

@@ -191,7 +191,7 @@ async fn a_piece_shows_how_a_large_answer_begins() {
     assert_eq!(found[0].values.answer, expected);
     let mut seen = Vec::new();
     let shown = preview(&case.dir.path().join("a.db"), &[]).unwrap().unwrap();
-    shown.for_each(|_, answer| seen.push(answer)).unwrap();
+    shown.for_each(|_, answer, _| seen.push(answer)).unwrap();
     assert_eq!(seen, [expected]);
 }
 
