@@ -16,7 +16,7 @@ import tomllib
 from pages import Broken
 from programs import ROOT, python_with, unprivileged
 
-PORTS = ("8080", "8081", "8443", "9090", "9091", "3000", "3001", "5432", "6379")
+PORTS = ("8080", "8081", "8443", "9090", "9091", "3000", "3001", "5432", "6379", "6380")
 PORT = re.compile(r"(?<![\d.])(" + "|".join(PORTS) + r")(?!\d)")
 BLOCK_SECONDS = 180
 LISTEN_SECONDS = 40
