@@ -22,7 +22,7 @@ pub(super) struct CheckArgs {
     /// The configuration file: it counts before --config.
     #[arg(value_name = "FILE")]
     only_file: Option<PathBuf>,
-    /// The only upstream, as for `oncegate serve`, where no file names one.
+    /// The only upstream, as for `oncegate serve`.
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
     /// The store to ask: sqlite:PATH, postgres://USER@HOST/DATABASE or redis://HOST. Repeat it to name several PostgreSQL

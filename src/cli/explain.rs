@@ -35,7 +35,7 @@ mod report;
 pub(super) struct ExplainArgs {
     #[command(flatten)]
     file: FileArgs,
-    /// The only upstream, as for `oncegate serve`, where no file names one
+    /// The only upstream, as for `oncegate serve`
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
     #[command(flatten)]

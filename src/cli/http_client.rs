@@ -56,13 +56,13 @@ pub(super) struct AdminArgs {
     token_file: Option<PathBuf>,
     /// The CA certificates to check the admin listener's certificate with. Default: the certificate named in --config; without
     /// --config, the system's CAs
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_CA")]
     admin_ca: Option<PathBuf>,
     /// The certificate to show to an admin listener with `client_ca`
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", requires = "admin_key")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_CERT", requires = "admin_key")]
     admin_cert: Option<PathBuf>,
     /// The key of --admin-cert
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", requires = "admin_cert")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_KEY", requires = "admin_cert")]
     admin_key: Option<PathBuf>,
 }
 

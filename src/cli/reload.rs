@@ -3,18 +3,21 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use http::{Method, StatusCode};
 use serde_json::json;
 
 use super::http_client::{AdminArgs, NotConnected};
-use super::{BAD_CONFIGURATION, complain, print};
+use super::{BAD_CONFIGURATION, complain, describe, print};
 use crate::admin::ReloadReport;
 use crate::config::Problems;
 
 /// How long a reload may take: it waits for claims under way, and for the store.
 const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What helps where the file changes how the listener is reached by which this command asks.
+const CHANGED_LISTENER: &str = "if admin.tls or the token has changed, `kill -HUP` makes the gate read the file";
 
 /// Have a running gate read its configuration again, and wait for what comes of it
 ///
@@ -41,15 +44,13 @@ pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
     let asked = client.exchange_within(TIMEOUT, Method::POST, "/api/v1/reload", Some(&nothing));
     let (status, body) = runtime.block_on(asked).map_err(|error| {
         let was_asked = !error.is::<NotConnected>();
-        error.context(if was_asked {
-            "what came of the reload is not known: see the gate's log"
-        } else {
-            "not reloaded"
-        })
+        if was_asked {
+            return error.context("what came of the reload is not known: see the gate's log");
+        }
+        anyhow!("not reloaded: {}\n    hint: {CHANGED_LISTENER}", describe(&error))
     })?;
     if status == StatusCode::UNAUTHORIZED {
-        let hint = "if the token has changed, `kill -HUP` makes the gate read the new one";
-        bail!("{}\n    hint: {hint}", client.refusal(status, &body));
+        bail!("{}\n    hint: {CHANGED_LISTENER}", client.refusal(status, &body));
     }
     if !matches!(status, StatusCode::OK | StatusCode::UNPROCESSABLE_ENTITY) {
         bail!(client.refusal(status, &body));

@@ -56,8 +56,11 @@ const PREFIX: &str = "ONCEGATE_";
 const PASSWORD: &str = "PGPASSWORD";
 
 /// Variables of oncegate that are not keys: the path of the file, and those of its tests.
-const NOT_KEYS: [&str; 8] = [
+const NOT_KEYS: [&str; 11] = [
     "ONCEGATE_CONFIG",
+    "ONCEGATE_ADMIN_CA",
+    "ONCEGATE_ADMIN_CERT",
+    "ONCEGATE_ADMIN_KEY",
     "ONCEGATE_BLESS",
     "ONCEGATE_SIM_SEED",
     "ONCEGATE_SIM_SEEDS",

@@ -155,7 +155,7 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, Vec<Plac
 /// Requests that match no route are forwarded as they are, which may surprise where a first route was added.
 fn advise_on_the_rest(root: &Table<'_>, router: &Router, is_forwarded: bool) {
     let protects_the_rest = |route: &Arc<Route>| {
-        route.path.to_string() == "/{*rest}" && route.host.is_none() && route.methods.contains(&Method::POST)
+        route.path.to_string().starts_with("/{*") && route.host.is_none() && route.methods.contains(&Method::POST)
     };
     if is_forwarded && !router.routes().iter().any(protects_the_rest) {
         let what = "requests that match no route are forwarded unprotected, with a key or without";

@@ -193,3 +193,23 @@ fn a_required_key_that_came_elsewhere_is_not_silent() {
     }
     assert_eq!(upstream.runs(), 0);
 }
+
+/// The commonest slip of a client. It is no key, so the answer says nothing of it.
+#[test]
+fn a_header_that_is_nearly_the_one_of_the_key_is_logged() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = plan(&upstream).start();
+    let named = |path: &str, name: &str| {
+        let answer = Request::post(path).header(name, "k").send(&gate);
+        assert_eq!((answer.status, &*answer.word()), (200, ""), "{path} {name}: {}", answer.show());
+    };
+    let lines = || gate.log().lines().filter(|line| line.contains("looks like the one of an idempotency key")).count();
+    named("/orders", "X-Request-Id");
+    named("/passed", "X-Idempotency-Key");
+    assert_eq!(lines(), 0, "{}", gate.log());
+    named("/orders", "X-Idempotency-Key");
+    named("/orders", "Idempotency_Key");
+    named("/elsewhere", "Idempotency_Key");
+    eventually("a line for each route", || (lines() == 2).then_some(()));
+    assert!(gate.log().contains("\"header\":\"x-idempotency-key\""), "{}", gate.log());
+}

@@ -298,6 +298,14 @@ impl Report<'_> {
                     Mode::Observe => {
                         self.more("no command shows this record; oncegate observed shows what was counted")
                     }
+                    // Until its first attempt it has no record.
+                    Mode::Accept => {
+                        let route = &route.name;
+                        self.more(format!("what became of it: oncegate records show {id},"));
+                        self.more(format!(
+                            "or while it is queued, and where it was given up: oncegate deliveries list {route}"
+                        ));
+                    }
                     _ => self.more(format!("what became of it: oncegate records show {id}")),
                 }
             }

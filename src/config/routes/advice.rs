@@ -12,7 +12,7 @@ use super::super::suggest::nearest;
 use super::super::units::show_duration;
 use crate::idempotency::delivery::Deliver;
 use crate::idempotency::grpc::Status;
-use crate::idempotency::key::KeySource;
+use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, StoreFailure};
 use crate::idempotency::recovery::{Probe, Recovery};
 use crate::idempotency::scope::ScopePart;
@@ -261,6 +261,10 @@ pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy, has_
         Mode::Protect => (vec![], ""),
         Mode::Accept => (vec!["async", "body", "in_flight"], "accepts every request"),
     };
+    let key = table.table("key", KeyRule::SECTION);
+    if policy.mode == Mode::Accept && key.get("required").is_some() && !policy.key.required {
+        key.advise("required", format!("`key.required` has no effect: route `{route}` {why}, and each needs a key"));
+    }
     for key in idle.into_iter().filter(|key| table.get(key).is_some()) {
         table.advise(key, format!("`{key}` has no effect: route `{route}` {why}"));
     }

@@ -118,6 +118,9 @@ fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
     let line = |key: &str, rest: &str| {
         format!("gate.toml:10: routes[0].{key}: advice: `{key}` has no effect: route `r` {rest}")
     };
+    let needed = idle("mode = \"accept\"\nkey.required = false");
+    assert!(needed.len() == 1 && needed[0].contains("`key.required` has no effect"), "{needed:?}");
+    assert_eq!(idle("mode = \"accept\"\nkey.required = true"), Vec::<String>::new());
     let passes = "forwards its requests unprotected";
     for keys in
         ["cors.origins = [\"*\"]", "docs = \"https://docs.example.com\"", "upstream = \"app\"", "namespace = \"n\""]

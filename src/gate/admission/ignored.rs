@@ -32,6 +32,14 @@ const METHODS: [Method; 8] = [
 /// The most lines of a malformed head that are looked at.
 const MOST_LINES: usize = 1000;
 
+/// Headers that clients take for the one of the key. None is read, unless a route names it.
+static NEARLY_KEYS: [HeaderName; 4] = [
+    HeaderName::from_static("x-idempotency-key"),
+    HeaderName::from_static("idempotency_key"),
+    HeaderName::from_static("idempotencykey"),
+    HeaderName::from_static("x-idempotency-token"),
+];
+
 /// The longest path that is logged whole, in bytes.
 const LONGEST_PATH: usize = 100;
 
@@ -149,10 +157,14 @@ impl<'a> IgnoredKey<'a> {
     /// The key of a request that is not protected, if it carries one. `state` is its route's, or that of requests without a
     /// route.
     pub(in crate::gate) fn of(gate: &'a Gate, state: &'a RouteState, head: &Head) -> Option<Self> {
-        gate.key_places.has_key(&head.method, &head.uri, &head.headers).then(|| {
-            let (method, path) = (head.method.clone(), head.uri.path());
-            Self { gate, state, method, path: shortened(path).into() }
-        })
+        if !gate.key_places.has_key(&head.method, &head.uri, &head.headers) {
+            if let Some(name) = NEARLY_KEYS.iter().find(|name| head.headers.contains_key(*name)) {
+                warn_of_nearly_a_key(state, head, name);
+            }
+            return None;
+        }
+        let (method, path) = (head.method.clone(), head.uri.path());
+        Some(Self { gate, state, method, path: shortened(path).into() })
     }
 
     /// Says so: in the reply, whatever it is, and in the log.
@@ -168,6 +180,21 @@ impl<'a> IgnoredKey<'a> {
             );
         }
         reply.of_ignored_key(&self.gate.settings.headers).without_trailers(&self.gate.added)
+    }
+}
+
+/// Says that a request has a header that its client may take for the one of the key. The answer does not: it carries no key.
+fn warn_of_nearly_a_key(state: &RouteState, head: &Head, header: &HeaderName) {
+    if let Some(others) = state.ignored.of(&head.method).due() {
+        tracing::warn!(
+            route = &*state.name,
+            method = head.method.as_str(),
+            path = shortened(head.uri.path()),
+            %header,
+            others,
+            "a header was ignored that looks like the one of an idempotency key: a retry runs again; send Idempotency-Key, or name \
+             this header in key.from of the route"
+        );
     }
 }
 

@@ -46,9 +46,7 @@ impl Lock {
     pub fn try_acquire(settings: &Settings) -> Result<Option<Self>, OpenError> {
         let fail = |source| OpenError::Io { path: settings.path.clone(), source };
         let path = resolve(&settings.path).map_err(fail)?;
-        if fs::metadata(&path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
-            return Err(fail(io::Error::other("it is a device, a pipe or a socket, and not a file")));
-        }
+        check_is_file(&path).map_err(fail)?;
         let lock_path = with_suffix(&path, LOCK);
         let lock_file =
             open_private(OpenOptions::new().read(true).write(true).create(true), &lock_path).map_err(fail)?;
@@ -181,6 +179,7 @@ pub(super) enum DatabasePresence {
 /// least one of the other files. A process that is killed before it has made its database has neither.
 pub(super) fn find_database(path: &Path) -> Result<DatabasePresence, OpenError> {
     let fail = |source| OpenError::Io { path: path.to_owned(), source };
+    check_is_file(path).map_err(fail)?;
     let is_missing = match fs::metadata(path) {
         Ok(found) if found.len() > 0 => return Ok(DatabasePresence::Database),
         Ok(_) => false,
@@ -197,6 +196,15 @@ pub(super) fn find_database(path: &Path) -> Result<DatabasePresence, OpenError> 
         return Err(OpenError::NoDatabase { path: path.to_owned(), is_missing, traces });
     }
     Ok(if is_missing { DatabasePresence::Nothing } else { DatabasePresence::Empty })
+}
+
+/// An error where something is there that is no file.
+fn check_is_file(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(io::Error::from(io::ErrorKind::IsADirectory)),
+        Ok(found) if !found.is_file() => Err(io::Error::other("it is a device, a pipe or a socket, and not a file")),
+        _ => Ok(()),
+    }
 }
 
 /// Creates the database where there is none, readable by its owner only: it holds answers.
@@ -260,6 +268,18 @@ mod tests {
         fs::hard_link(&path, dir.path().join("b.db")).unwrap();
         let error = Lock::try_acquire(&Settings::new(&path)).unwrap_err();
         assert!(matches!(error, OpenError::Linked { .. }), "{error}");
+    }
+
+    /// A start and `check` alike.
+    #[test]
+    fn what_is_no_file_is_refused_and_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, said) in [(dir.path(), "directory"), (Path::new("/dev/full"), "a device")] {
+            let looked = find_database(path).map(drop).unwrap_err().to_string();
+            let opened = Lock::try_acquire(&Settings::new(path)).map(drop).unwrap_err().to_string();
+            assert!(looked.contains(said) && opened.contains(said), "{looked}; {opened}");
+            assert!(!with_suffix(path, LOCK).exists());
+        }
     }
 
     #[test]
