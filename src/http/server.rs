@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::BytesMut;
-use http::header::CONNECTION;
+use http::header::{CONNECTION, CONTENT_LENGTH};
 use http::request::Parts;
-use http::{HeaderValue, Request, Response, StatusCode, Version};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::body::{Body as _, Incoming};
 use hyper::ext::ReasonPhrase;
 use hyper::server::conn::http1;
@@ -352,7 +352,7 @@ async fn http1<S, H>(
         let (handler, state, mut peer) = (Arc::clone(&current.load().handler), Arc::clone(&answering), peer.clone());
         let StartedExchange { number, request: started, exchange } = state.start_exchange();
         async move {
-            let version = request.version();
+            let (version, is_head) = (request.version(), request.method() == Method::HEAD);
             let mut response = match started {
                 Ok(interim) => {
                     peer.interim = Some(interim).filter(|_| version == Version::HTTP_11);
@@ -364,12 +364,15 @@ async fn http1<S, H>(
             if response.status().canonical_reason().is_none() && response.extensions().get::<ReasonPhrase>().is_none() {
                 response.extensions_mut().insert(ReasonPhrase::from_static(b""));
             }
-            if !state.answer(number, response.status() == StatusCode::SWITCHING_PROTOCOLS) {
-                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-            }
             // The close of the connection is the end of the answer (RFC 9112, 6.3).
-            if version == Version::HTTP_10 && response.body().size_hint().exact().is_none() {
+            let ends_by_close = version == Version::HTTP_10 && !is_head && has_open_end(&response);
+            if ends_by_close {
                 state.ends_by_close();
+            }
+            if !state.answer(number, response.status() == StatusCode::SWITCHING_PROTOCOLS) || ends_by_close {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                // To an answer of HTTP/1.1, hyper adds `keep-alive` for a client of HTTP/1.0 that asked for it.
+                *response.version_mut() = version;
             }
             Ok::<_, Infallible>(response.map(|body| body.with_exchange_guard(exchange)))
         }
@@ -408,6 +411,12 @@ async fn http1<S, H>(
     }
     let is_stopping = *stop.borrow();
     state.linger(is_stopping).await;
+}
+
+/// Whether an answer has a body of which its head says no length, so that HTTP/1.0 has no other end for it than a close.
+fn has_open_end(response: &Response<Body>) -> bool {
+    let has_body = !matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    has_body && response.body().size_hint().exact().is_none() && !response.headers().contains_key(CONTENT_LENGTH)
 }
 
 /// The output of `connection`, unless `stop` turns true before.

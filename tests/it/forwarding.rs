@@ -1,5 +1,7 @@
 //! What the upstream gets: the client's request, and the headers that say how it came.
 
+mod http_1_0;
+
 use std::time::Duration;
 
 use crate::support::{Client, Gate, Reply, Request, Upstream, wire};
@@ -201,23 +203,6 @@ fn expect_continue_is_answered_by_the_gate() {
     assert_eq!(upstream.last().body.bytes, b"body");
     // It is met: an upstream that would refuse it would have its refusal replayed to clients that do not expect anything.
     assert!(!upstream.last().head.has("expect"));
-}
-
-#[test]
-fn http_1_0_clients() {
-    let upstream =
-        Upstream::start(|_| Reply::raw("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"));
-    let gate = Gate::before(&upstream).start();
-    for word in ["executed", "replayed"] {
-        let mut client = Client::connect(gate.address);
-        client.send("POST /x HTTP/1.0\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\n{}");
-        let response = client.response();
-        response.expect(200, word);
-        assert!(!response.head.has("transfer-encoding"), "{}", response.show());
-        assert_eq!(response.text(), "abc");
-    }
-    assert_eq!(upstream.runs(), 1);
-    assert!(upstream.last().start_line().ends_with("HTTP/1.1"));
 }
 
 #[test]
