@@ -2,10 +2,23 @@
 
 use std::time::Duration;
 
+use http::HeaderMap;
+
 use super::fault::Fault;
 
 /// How many header lines of a message hyper takes by default. It needs no allocation for them, as it does for any other number.
 pub(super) const HYPER_MAX_HEADERS: usize = 100;
+
+/// The size that trailers of a request stay below, in bytes. Over HTTP/1.1, hyper has the same limit.
+pub(super) const MAX_TRAILERS: usize = 16 << 10;
+
+/// How many bytes a line counts for beside its name and value (RFC 9113, 6.5.2).
+pub(super) const LINE_OVERHEAD: usize = 32;
+
+/// The size of header lines, as HTTP/2 counts it.
+pub(super) fn size_of_fields(fields: &HeaderMap) -> usize {
+    fields.iter().map(|(name, value)| name.as_str().len() + value.len() + LINE_OVERHEAD).sum()
+}
 
 /// Limits on the time, size and number of requests and connections.
 #[derive(Clone, Debug)]

@@ -3,6 +3,7 @@
 mod leaving;
 mod pressure;
 mod targets;
+mod trailers;
 
 use std::time::{Duration, Instant};
 

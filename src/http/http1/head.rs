@@ -4,7 +4,7 @@ use http::{HeaderMap, Uri};
 
 use crate::http::fault::Fault;
 use crate::http::headers::members;
-use crate::http::limits::Limits;
+use crate::http::limits::{Limits, MAX_TRAILERS, size_of_fields};
 
 /// The longest target. `http::Uri` takes no longer one.
 const LONGEST_TARGET: usize = 65_534;
@@ -87,6 +87,9 @@ pub(super) fn judge_trailers(trailers: &[u8], limits: &Limits) -> Result<(), Fau
 pub(in crate::http) fn judge_trailer_fields(trailers: &HeaderMap, limits: &Limits) -> Result<(), Fault> {
     if trailers.len() > limits.max_headers {
         return Err(Fault::TooManyHeaders);
+    }
+    if size_of_fields(trailers) >= limits.max_header_size.min(MAX_TRAILERS) {
+        return Err(Fault::HeadTooLarge);
     }
     if FORBIDDEN_TRAILERS.iter().any(|forbidden| trailers.contains_key(*forbidden)) {
         return Err(FORBIDDEN_TRAILER);
@@ -303,6 +306,19 @@ mod tests {
 
     fn of(lines: &str) -> Result<Head, Fault> {
         judged(&format!("POST /x HTTP/1.1\r\nHost: a\r\n{lines}"))
+    }
+
+    #[test]
+    fn trailers_of_http_2_have_less_than_16_kib_and_than_a_head() {
+        let judged = |length: usize, max_header_size| {
+            let trailers = HeaderMap::from_iter([(http::header::ETAG, "y".repeat(length).parse().unwrap())]);
+            judge_trailer_fields(&trailers, &Limits { max_header_size, ..Limits::default() })
+        };
+        let beside = "etag".len() + 32;
+        for (limit, most) in [(1 << 20, 16 << 10), (16 << 10, 16 << 10), (2000, 2000)] {
+            assert_eq!(judged(most - beside, limit), Err(Fault::HeadTooLarge), "{limit}");
+            assert_eq!(judged(most - beside - 1, limit), Ok(()), "{limit}");
+        }
     }
 
     #[test]

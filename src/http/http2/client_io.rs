@@ -13,6 +13,7 @@ use super::frame_parser::{FrameParser, FramePart};
 use super::frame_rate::FrameRateLimiter;
 use super::path_filter::PathFilter;
 use super::stream_tracker::StreamTracker;
+use super::trailer_filter::TrailerFilter;
 use crate::http::limits::Limits;
 use crate::http::socket::drain_input;
 use crate::http::usage::Usage;
@@ -28,6 +29,7 @@ pub(super) struct ClientIo<S> {
     write_timer: Option<Pin<Box<Sleep>>>,
     last_write: LastWrite,
     parser: FrameParser,
+    trailers: TrailerFilter,
     filter: PathFilter,
     limiter: FrameRateLimiter,
     /// The frame rate limit was exceeded: no input is read until output was written.
@@ -55,6 +57,7 @@ impl<S> ClientIo<S> {
             write_timer: None,
             last_write,
             parser: FrameParser::new(),
+            trailers: TrailerFilter::new(),
             filter: PathFilter::new(),
             limiter: FrameRateLimiter::new(),
             is_flooded: false,
@@ -145,10 +148,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
         }
         let before = buf.filled().len();
         ready!(self.socket()?.poll_read(cx, buf))?;
-        let Self { parser, filter, limiter, .. } = &mut *self;
+        let Self { parser, trailers, filter, limiter, .. } = &mut *self;
         parser.read(&mut buf.filled_mut()[before..], |part| match part {
-            FramePart::Header(header) => {
+            FramePart::Header(header, read) => {
                 limiter.on_frame(header);
+                trailers.on_frame(header, read);
                 filter.on_frame(header);
             }
             FramePart::Payload(bytes) => filter.on_payload(bytes),

@@ -25,8 +25,8 @@ pub(super) struct FrameHeader {
 
 /// A part of the input.
 pub(super) enum FramePart<'a> {
-    /// A frame begins.
-    Header(FrameHeader),
+    /// A frame begins. The bytes are the end of its header, as much as came with the last read. They may be changed.
+    Header(FrameHeader, &'a mut [u8]),
     /// Bytes of the payload of the frame that began last, or of the preface. They may be changed.
     Payload(&'a mut [u8]),
 }
@@ -51,14 +51,14 @@ impl FrameParser {
                 self.have = 0;
             }
             let (more, rest) = rest.split_at_mut(rest.len().min(HEADER - self.have));
-            self.header[self.have..self.have + more.len()].copy_from_slice(more);
+            self.header[self.have..self.have + more.len()].copy_from_slice(&*more);
             self.have += more.len();
             bytes = rest;
             if self.have == HEADER {
                 let [_, _, _, kind, flags, stream @ ..] = self.header;
                 let header = FrameHeader { kind, flags, length: length(self.header), stream: stream_id(stream) };
                 self.left = header.length as usize;
-                see(FramePart::Header(header));
+                see(FramePart::Header(header, more));
             }
         }
     }
@@ -82,10 +82,10 @@ mod tests {
             let (mut frames, mut headers, mut payload) = (FrameParser::new(), Vec::new(), Vec::new());
             for piece in stream.clone().chunks_mut(size) {
                 frames.read(piece, |part| match part {
-                    FramePart::Header(FrameHeader { kind, flags: 5, length, stream: 1 }) => {
+                    FramePart::Header(FrameHeader { kind, flags: 5, length, stream: 1 }, _) => {
                         headers.push((kind, length))
                     }
-                    FramePart::Header(other) => panic!("{other:?}"),
+                    FramePart::Header(other, _) => panic!("{other:?}"),
                     FramePart::Payload(bytes) => payload.extend_from_slice(bytes),
                 });
             }

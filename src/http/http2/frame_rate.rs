@@ -108,7 +108,7 @@ mod tests {
         fn read(&mut self, bytes: &[u8]) -> bool {
             let Self(frames, limiter) = self;
             frames.read(&mut bytes.to_vec(), |part| {
-                if let FramePart::Header(header) = part {
+                if let FramePart::Header(header, _) = part {
                     limiter.on_frame(header);
                 }
             });

@@ -3,7 +3,8 @@
 //! The h2 crate parses frames and enforces the standard. `strict` refuses what HTTP/2 allows in a request and HTTP/1.1 does
 //! not, because the upstream may speak HTTP/1.1. `stream_tracker` tracks the streams of a connection, and resets those whose
 //! client accepts no data. `client_io` sits between h2 and the client's socket. There, `frame_parser` parses the input:
-//! `frame_rate` limits useless frames, and `path_filter` refuses targets that the crates would change.
+//! `frame_rate` limits useless frames, `path_filter` refuses targets that the crates would change, and `trailer_filter`
+//! trailers of which they would drop a part.
 
 mod chunked_body;
 mod client_io;
@@ -12,6 +13,7 @@ mod frame_rate;
 mod path_filter;
 mod stream_tracker;
 mod strict;
+mod trailer_filter;
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -31,6 +33,7 @@ use tokio::time::timeout;
 use self::chunked_body::ChunkedBody;
 use self::client_io::{ClientIo, ClosedSocket};
 use self::stream_tracker::{CloseReason, StreamTracker};
+use self::trailer_filter::{MAX_FRAME, MIN_HEADER_LIST};
 use super::body::Body;
 use super::connection_memory::{ConnectionMemory, UnreadResponse};
 use super::limits::Limits;
@@ -163,7 +166,8 @@ fn builder(limits: &Limits, streams: Arc<StreamTracker>) -> http2::Builder<strea
         .max_send_buf_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
         .max_local_error_reset_streams(MAX_ERROR_RESETS)
-        .max_header_list_size(u32::try_from(limits.max_header_size).unwrap_or(u32::MAX))
+        .max_frame_size(MAX_FRAME)
+        .max_header_list_size(u32::try_from(limits.max_header_size.max(MIN_HEADER_LIST)).unwrap_or(u32::MAX))
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT.max(limits.body_timeout));
     builder

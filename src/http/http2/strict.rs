@@ -10,10 +10,14 @@ use http::{HeaderMap, HeaderValue, Method};
 
 use crate::http::fault::Fault;
 use crate::http::http1::check_target;
-use crate::http::limits::Limits;
+use crate::http::limits::{LINE_OVERHEAD, Limits, size_of_fields};
 
 /// Checks a head, and joins its cookies.
 pub(super) fn judge(parts: &mut Parts, limits: &Limits) -> Result<(), Fault> {
+    // h2 refuses what is larger than its own limit, which is not below 48 KiB.
+    if size(parts) >= limits.max_header_size {
+        return Err(Fault::HeadTooLarge);
+    }
     if parts.method == Method::CONNECT {
         return Err(Fault::Malformed("CONNECT is not served here"));
     }
@@ -33,6 +37,18 @@ pub(super) fn judge(parts: &mut Parts, limits: &Limits) -> Result<(), Fault> {
         }
     }
     check_length(&parts.headers)
+}
+
+/// The size of a head, with its pseudo-headers, as h2 counts it.
+fn size(Parts { method, uri, headers, .. }: &Parts) -> usize {
+    let pseudo = [
+        Some((":method", method.as_str())),
+        uri.scheme_str().map(|scheme| (":scheme", scheme)),
+        uri.authority().map(|authority| (":authority", authority.as_str())),
+        uri.path_and_query().map(|path| (":path", path.as_str())),
+    ];
+    let pseudo = pseudo.into_iter().flatten().map(|(name, value)| name.len() + value.len() + LINE_OVERHEAD);
+    pseudo.sum::<usize>() + size_of_fields(headers)
 }
 
 fn check_length(headers: &HeaderMap) -> Result<(), Fault> {
@@ -100,6 +116,14 @@ mod tests {
         let mut without_path = Request::new(()).into_parts().0;
         without_path.uri = PathAndQuery::from_static("?x").into();
         assert!(judge(&mut without_path, &Limits::default()).is_err());
+    }
+
+    #[test]
+    fn a_head_counts_with_its_pseudo_headers_and_32_bytes_for_each_line() {
+        let mut parts = Request::post("http://a/x?y").header("ab", "cde").body(()).unwrap().into_parts().0;
+        let size = (7 + 4) + (7 + 4) + (10 + 1) + (5 + 4) + (2 + 3) + 5 * 32;
+        let mut judged = |max_header_size| judge(&mut parts, &Limits { max_header_size, ..Limits::default() });
+        assert_eq!((judged(size), judged(size + 1)), (Err(Fault::HeadTooLarge), Ok(())));
     }
 
     #[test]

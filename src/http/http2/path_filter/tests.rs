@@ -125,7 +125,7 @@ fn changed(targets: &mut PathFilter, walk: &mut FrameParser, bytes: &[u8], size:
     let mut bytes = bytes.to_vec();
     for piece in bytes.chunks_mut(size) {
         walk.read(piece, |part| match part {
-            FramePart::Header(header) => targets.on_frame(header),
+            FramePart::Header(header, _) => targets.on_frame(header),
             FramePart::Payload(bytes) => targets.on_payload(bytes),
         });
     }

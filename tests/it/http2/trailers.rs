@@ -1,0 +1,75 @@
+//! The trailers of a request go on whole, or the request does not run.
+
+use crate::support::frames::{
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, Ended, Ending, Frames, HEADERS, block, frame, request,
+};
+use crate::support::http2::{Http2, post};
+use crate::support::{Gate, Reply, Upstream};
+
+const PROTOCOL_ERROR: u32 = 1;
+
+/// `x` with 4,000 bytes, into the dynamic table; and that line from there.
+fn known() -> Vec<u8> {
+    [&[0x40, 1, b'x', 127, 0xa1, 0x1e][..], &[b'y'; 4000]].concat()
+}
+
+const AGAIN: u8 = 0xBE;
+
+/// Begins a request with a key and a body.
+fn begin(client: &mut Frames, stream: u32) {
+    client.send(HEADERS, END_HEADERS, stream, &request("POST", "/pay", &[("idempotency-key", b"k")]));
+    client.send(DATA, 0, stream, b"abc");
+}
+
+/// The h2 crate stops at the limit on a header list, and passes on what it has of trailers.
+#[test]
+fn trailers_that_are_too_large_are_refused_whole() {
+    let upstream = Upstream::start(|_| Reply::ok("paid"));
+    let gate = Gate::before(&upstream).start();
+    let mut client = Frames::connect(gate.address, &[]);
+    // As large as the limit, beyond that of h2, and far beyond.
+    for (nth, (count, last)) in (0..).zip([(3, 4100), (17, 10), (60, 10)]) {
+        let stream = 2 * nth + 1;
+        begin(&mut client, stream);
+        let lines = [known(), vec![AGAIN; count], block(&[("x-last", &vec![b'z'; last])])].concat();
+        client.send(HEADERS, END_HEADERS | END_STREAM, stream, &lines);
+        assert_eq!(client.ending(stream), Ending::Status(0), "{count}");
+        let (problem, ended) = client.body(stream);
+        let problem = String::from_utf8_lossy(&problem);
+        assert!(problem.contains("urn:oncegate:problem:headers-too-large") && ended == Ended::Whole, "{problem}");
+    }
+    assert_eq!(gate.metric("oncegate_limit_exceeded_total", &["limit=\"max_header_size\""]), 3.0);
+    // More than a frame.
+    for (stream, size) in [(7, 16_300), (9, 50_000), (11, 90_000)] {
+        begin(&mut client, stream);
+        let lines = block(&[("x-first", b"1"), ("x-large", &vec![b'y'; size]), ("x-last", b"2")]);
+        let mut parts = lines.chunks(16_000).enumerate().peekable();
+        let mut frames = Vec::new();
+        while let Some((nth, part)) = parts.next() {
+            let end = if parts.peek().is_none() { END_HEADERS } else { 0 };
+            let (kind, flags) = if nth == 0 { (HEADERS, END_STREAM) } else { (CONTINUATION, 0) };
+            frames.extend(frame(kind, flags | end, stream, part));
+        }
+        client.write(&frames).unwrap();
+        assert_eq!(client.ending(stream), Ending::Reset(PROTOCOL_ERROR), "{size}");
+    }
+    assert_eq!(upstream.runs(), 0);
+    // The connection goes on, and the key is free.
+    begin(&mut client, 13);
+    client.send(HEADERS, END_HEADERS | END_STREAM, 13, &block(&[("x-small", &[b'y'; 16_000])]));
+    assert_eq!(client.ending(13), Ending::Status(200));
+    assert_eq!(upstream.last().body.trailers, [(b"x-small".to_vec(), vec![b'y'; 16_000])]);
+}
+
+/// What h2 refuses by itself gets no problem, and does not count.
+#[test]
+fn a_head_above_a_low_limit_gets_a_problem() {
+    let upstream = Upstream::start(|_| Reply::ok("paid"));
+    let gate = Gate::before(&upstream).top("[limits]\nmax_header_size = 2048").start();
+    let mut client = Http2::connect(&gate);
+    let of = |size: usize| post("/pay").header("idempotency-key", "k").header("x", "y".repeat(size)).body("").unwrap();
+    let refused = client.send(of(2000));
+    assert_eq!((refused.status, refused.get("idempotency-status")), (431, "headers-too-large"));
+    assert_eq!(gate.metric("oncegate_limit_exceeded_total", &["limit=\"max_header_size\""]), 1.0);
+    client.send(of(1700)).expect(200, "executed");
+}
