@@ -152,8 +152,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
         parser.read(&mut buf.filled_mut()[before..], |part| match part {
             FramePart::Header(header, read) => {
                 limiter.on_frame(header);
-                trailers.on_frame(header, read);
-                filter.on_frame(header);
+                let is_trailers = trailers.on_frame(header, read);
+                filter.on_frame(header, is_trailers);
             }
             FramePart::Payload(bytes) => filter.on_payload(bytes),
         });

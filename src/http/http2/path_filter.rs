@@ -1,13 +1,16 @@
-//! Refuses a `:path` with a `#`.
+//! Refuses a `:path` with a `#`, and trailers with a pseudo-header.
 //!
 //! A target has no fragment (RFC 9113, 8.3.1). The `http` crate cuts one off when the h2 crate makes a URI of the `:path`,
 //! and leaves no trace of it: the request would go on with another target than its client sent. So the header blocks of a
 //! client are followed before h2 reads them, and a `#` in a `:path` becomes a `>`, for which h2 resets the stream.
 //! Huffman's code has 12 bits for either, which differ in the last one.
 //!
-//! Of the dynamic table (RFC 7541, 2.3.2), only which entries are named `:path` has to be known. A whole line that is taken
-//! from there lost its `#` when it was added. What h2 evicts needs no count: those are the oldest entries, which moves no
-//! other, and h2 ends a connection that refers to what is gone.
+//! Trailers have no pseudo-headers (RFC 9113, 8.1). The h2 crate drops those that it knows, and ends the connection for any
+//! other. To have it do so for all, each byte from there on becomes one that is no end of a number: no line ends any more.
+//!
+//! Of the dynamic table (RFC 7541, 2.3.2), only which entries are pseudo-headers, and `:path`, has to be known. A whole
+//! line that is taken from there lost its `#` when it was added. What h2 evicts needs no count: those are the oldest
+//! entries, which moves no other, and h2 ends a connection that refers to what is gone.
 
 use super::frame_parser::{FrameHeader, stream_id};
 use crate::http::frame::{CONTINUATION, HEADERS, PADDED, PRIORITY, PUSH_PROMISE};
@@ -18,6 +21,12 @@ const PATH_CODED: &[u8] = b"\xb9\x58\xd3\x3f";
 
 /// The index of the first entry of the dynamic table.
 const DYNAMIC: u64 = 62;
+
+/// The index of the last pseudo-header of the static table, which begins with them.
+const LAST_PSEUDO: u64 = 14;
+
+/// A byte with which no number ends, and with which no line begins that has no number.
+const ENDLESS: u8 = 0xFF;
 
 /// The most bytes before a header block in its frame: padding length and priority.
 const MAX_PREFIX: usize = 6;
@@ -45,12 +54,12 @@ impl PathFilter {
             length: 0,
             frame: FrameHeader { kind: 0, flags: 0, length: 0, stream: 0 },
             left: 0,
-            block: HeaderBlock { state: State::Field, is_path: false, is_added: false, paths: 0 },
+            block: HeaderBlock::new(),
         }
     }
 
-    /// A frame begins.
-    pub(super) fn on_frame(&mut self, frame: FrameHeader) {
+    /// A frame begins, perhaps of trailers.
+    pub(super) fn on_frame(&mut self, frame: FrameHeader, is_trailers: bool) {
         let padding = usize::from(frame.flags & PADDED != 0);
         (self.frame, self.have, self.left) = (frame, 0, 0);
         self.needed = match frame.kind {
@@ -62,7 +71,7 @@ impl PathFilter {
         };
         self.length = (frame.length as usize).saturating_sub(self.needed);
         if frame.kind != CONTINUATION {
-            self.block.state = State::Field;
+            self.block.begin(is_trailers);
         }
         if self.needed == 0 {
             self.left = self.length;
@@ -105,13 +114,19 @@ impl PathFilter {
 /// A header block (RFC 7541, 6), and the tracked part of the dynamic table.
 struct HeaderBlock {
     state: State,
+    /// Whether it has trailers.
+    is_trailers: bool,
     /// Whether the line at hand is a `:path`.
     is_path: bool,
+    /// Whether it is a pseudo-header.
+    is_pseudo: bool,
     /// Whether it enters the dynamic table.
     is_added: bool,
     /// Which entries of the dynamic table are named `:path`; the lowest bit is the newest. There are 128 at most: each
     /// counts for 32 bytes at least, of 4,096.
     paths: u128,
+    /// And which of them are pseudo-headers.
+    pseudo: u128,
 }
 
 #[derive(Clone, Copy)]
@@ -127,6 +142,8 @@ enum State {
     Name { left: u64, is_coded: bool, matched: Option<usize> },
     /// In a value: `left` bytes have yet to arrive.
     Value { left: u64, code: Option<HuffmanDecoder> },
+    /// The connection is about to end.
+    Refused,
 }
 
 #[derive(Clone, Copy)]
@@ -138,8 +155,10 @@ enum StringKind {
 /// The meaning of an integer.
 #[derive(Clone, Copy)]
 enum IntegerKind {
-    /// The index of a whole line, or the size of the table.
+    /// The index of a whole line.
     Whole,
+    /// The size of the table.
+    Size,
     /// The index of a name.
     Name,
     /// The length of a string, in Huffman's code or as it is.
@@ -147,17 +166,40 @@ enum IntegerKind {
 }
 
 impl HeaderBlock {
+    fn new() -> Self {
+        let state = State::Field;
+        Self { state, is_trailers: false, is_path: false, is_pseudo: false, is_added: false, paths: 0, pseudo: 0 }
+    }
+
+    fn begin(&mut self, is_trailers: bool) {
+        self.is_trailers = is_trailers;
+        if !matches!(self.state, State::Refused) {
+            self.state = State::Field;
+        }
+    }
+
     fn read(&mut self, bytes: &mut [u8]) {
         let mut at = 0;
         while at < bytes.len() {
             let rest = &mut bytes[at..];
             at += match &mut self.state {
+                State::Refused => {
+                    rest.fill(ENDLESS);
+                    rest.len()
+                }
                 State::Name { left, is_coded, matched } => {
                     let (some, expected) = (part(rest, left), if *is_coded { PATH_CODED } else { PATH });
+                    if *matched == Some(0) {
+                        self.is_pseudo = begins_pseudo(some, *is_coded);
+                    }
                     *matched = matched.filter(|at| expected[*at..].starts_with(some)).map(|at| at + some.len());
+                    let is_path = *matched == Some(expected.len());
+                    if self.is_trailers && self.is_pseudo {
+                        self.state = State::Refused;
+                        continue;
+                    }
                     if *left == 0 {
-                        self.is_path = *matched == Some(expected.len());
-                        self.state = State::Length(StringKind::Value);
+                        (self.is_path, self.state) = (is_path, State::Length(StringKind::Value));
                     }
                     some.len()
                 }
@@ -177,6 +219,9 @@ impl HeaderBlock {
                 _ => {
                     let byte = rest[0];
                     self.byte(byte);
+                    if matches!(self.state, State::Refused) {
+                        continue;
+                    }
                     1
                 }
             };
@@ -191,7 +236,7 @@ impl HeaderBlock {
                 match byte {
                     0x80.. => self.number(IntegerKind::Whole, byte, 7),
                     0x40.. => self.number(IntegerKind::Name, byte, 6),
-                    0x20.. => self.number(IntegerKind::Whole, byte, 5),
+                    0x20.. => self.number(IntegerKind::Size, byte, 5),
                     _ => self.number(IntegerKind::Name, byte, 4),
                 }
             }
@@ -204,7 +249,7 @@ impl HeaderBlock {
                     _ => self.known(of, value),
                 }
             }
-            State::Name { .. } | State::Value { .. } => {}
+            State::Name { .. } | State::Value { .. } | State::Refused => {}
         }
     }
 
@@ -219,10 +264,11 @@ impl HeaderBlock {
 
     fn known(&mut self, of: IntegerKind, value: u64) {
         self.state = match of {
-            IntegerKind::Whole => State::Field,
+            IntegerKind::Whole | IntegerKind::Name if self.is_trailers && self.names_pseudo(value) => State::Refused,
+            IntegerKind::Whole | IntegerKind::Size => State::Field,
             IntegerKind::Name if value == 0 => State::Length(StringKind::Name),
             IntegerKind::Name => {
-                self.is_path = self.names_path(value);
+                (self.is_path, self.is_pseudo) = (self.names_path(value), self.names_pseudo(value));
                 State::Length(StringKind::Value)
             }
             // An empty name is none that h2 takes.
@@ -239,19 +285,29 @@ impl HeaderBlock {
     fn end_field(&mut self) {
         if self.is_added {
             self.paths = (self.paths << 1) | u128::from(self.is_path);
+            self.pseudo = (self.pseudo << 1) | u128::from(self.is_pseudo);
         }
         self.state = State::Field;
     }
 
     fn names_path(&self, index: u64) -> bool {
-        match index {
-            4 | 5 => true,
-            DYNAMIC.. => {
-                u32::try_from(index - DYNAMIC).is_ok_and(|at| self.paths.checked_shr(at).unwrap_or(0) & 1 == 1)
-            }
-            _ => false,
-        }
+        matches!(index, 4 | 5) || is_marked(self.paths, index)
     }
+
+    fn names_pseudo(&self, index: u64) -> bool {
+        (1..=LAST_PSEUDO).contains(&index) || is_marked(self.pseudo, index)
+    }
+}
+
+/// Whether an index is that of an entry of the dynamic table that is one of these.
+fn is_marked(entries: u128, index: u64) -> bool {
+    let at = index.checked_sub(DYNAMIC).and_then(|at| u32::try_from(at).ok());
+    at.is_some_and(|at| entries.checked_shr(at).unwrap_or(0) & 1 == 1)
+}
+
+/// Whether a name begins with a colon, which has 7 bits in Huffman's code.
+fn begins_pseudo(name: &[u8], is_coded: bool) -> bool {
+    name.first().is_some_and(|first| if is_coded { first & 0xFE == 0xB8 } else { *first == b':' })
 }
 
 /// The next bytes of a string of which so many are left.

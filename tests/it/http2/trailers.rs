@@ -61,6 +61,28 @@ fn trailers_that_are_too_large_are_refused_whole() {
     assert_eq!(upstream.last().body.trailers, [(b"x-small".to_vec(), vec![b'y'; 16_000])]);
 }
 
+#[test]
+fn trailers_with_a_pseudo_header_end_the_connection() {
+    let upstream = Upstream::start(|_| Reply::ok("paid"));
+    let gate = Gate::before(&upstream).start();
+    let lines: [&[(&str, &[u8])]; 6] = [
+        &[(":path", b"/b"), ("x-t", b"1")],
+        &[(":method", b"GET")],
+        &[(":status", b"200")],
+        &[(":authority", b"other.test")],
+        &[(":scheme", b"https")],
+        &[(":unknown", b"1")],
+    ];
+    let from_tables: [&[u8]; 2] = [b"\x84", b"\x02\x03PUT"];
+    for trailers in lines.map(block).iter().map(Vec::as_slice).chain(from_tables) {
+        let mut client = Frames::connect(gate.address, &[]);
+        begin(&mut client, 1);
+        client.send(HEADERS, END_HEADERS | END_STREAM, 1, trailers);
+        assert_eq!(client.ending(1), Ending::GoAway(PROTOCOL_ERROR), "{trailers:?}");
+    }
+    assert_eq!(upstream.runs(), 0);
+}
+
 /// What h2 refuses by itself gets no problem, and does not count.
 #[test]
 fn a_head_above_a_low_limit_gets_a_problem() {

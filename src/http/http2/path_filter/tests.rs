@@ -2,8 +2,12 @@ use proptest::prelude::*;
 
 use super::super::frame_parser::{FrameParser, FramePart, PREFACE};
 use super::*;
+use crate::http::frame::HEADER;
 
 const END_HEADERS: u8 = 4;
+
+/// The stream whose blocks are trailers.
+const TRAILERS: u8 = 3;
 
 /// What of ASCII shows, and what has codes between, in the order of Huffman's code.
 const ORDER: &str = "012aceiost %-./3456789=A_bdfghlmnpru:BCDEFGHIJKLMNOPQRSTUVWYjkqvwxyz&*,;XZ!\"()?'+|#>\0$@[]~^}<`{";
@@ -125,7 +129,7 @@ fn changed(targets: &mut PathFilter, walk: &mut FrameParser, bytes: &[u8], size:
     let mut bytes = bytes.to_vec();
     for piece in bytes.chunks_mut(size) {
         walk.read(piece, |part| match part {
-            FramePart::Header(header, _) => targets.on_frame(header),
+            FramePart::Header(header, _) => targets.on_frame(header, header.stream == u32::from(TRAILERS)),
             FramePart::Payload(bytes) => targets.on_payload(bytes),
         });
     }
@@ -195,4 +199,62 @@ fn the_block_of_a_stream_that_depends_on_itself_counts_for_nothing() {
     let last = [of(Name::Added(0), "/a#b")];
     let sent = frames(&block(&last, &mut names.clone(), false), 300, 0);
     assert_eq!(changed(&mut targets, &mut walk, &sent, 300), frames(&block(&last, &mut names, true), 300, 0));
+}
+
+/// For h2, no line ends from there on, and so it ends the connection.
+#[test]
+fn trailers_have_no_pseudo_headers() {
+    let of = |stream: u8, block: &[u8]| {
+        let mut frame = frame(HEADERS, END_HEADERS, block);
+        frame[8] = stream;
+        frame
+    };
+    let changed = |trailers: &[u8], size: usize| {
+        let (mut targets, mut walk) = (PathFilter::new(), FrameParser::new());
+        changed(&mut targets, &mut walk, &[0; PREFACE], PREFACE);
+        // Into the dynamic table, where the last is the first.
+        let head = of(1, b"\x82\x44\x02/a\x40\x08:unknown\x01b\x40\x85\xb8\x84\x8d\x36\xa3\0\x40\x01x\x01:");
+        assert_eq!(changed(&mut targets, &mut walk, &head, size), head);
+        let sent = [of(TRAILERS, trailers), frame(0, 0, b"\x84")].concat();
+        let came = changed(&mut targets, &mut walk, &sent, size);
+        (came[HEADER..HEADER + trailers.len()].to_vec(), [&came[..HEADER], &came[HEADER + trailers.len()..]].concat())
+    };
+    let sound: [&[u8]; 9] = [
+        b"",
+        b"\x24",
+        b"\x8f\x90",
+        b"\x00\x03a:b\x01:",
+        b"\x00\x82\x1f\xb8\x82\xb9\x58",
+        b"\xbe",
+        b"\x7e\x01:",
+        b"\x0f\x2f\x01:",
+        b"\x10\x01y\x03:a#",
+    ];
+    // What comes before the first byte that changes, and from there.
+    let malformed: [(&[u8], &[u8]); 12] = [
+        (b"", b"\x84"),
+        (b"\xbe", b"\x81\xbe"),
+        (b"", b"\x8e"),
+        (b"\x00\x01x\x01y", b"\x04\x02/b"),
+        (b"", b"\x48\x03200\xbe"),
+        (b"", b"\x11\0"),
+        (b"\x00\x05", b":path\x02/b"),
+        (b"\x40\x02", b":x\x01y"),
+        (b"\x10\x84", b"\xb9\x58\xd3\x3f\x01/"),
+        (b"", b"\xbf\xbe"),
+        (b"\x7f", b"\0\x01b"),
+        (b"\x0f", b"\x32\x01/\xbe"),
+    ];
+    for size in [1, 2, 3, 7, 100] {
+        for block in sound {
+            assert_eq!(changed(block, size).0, block, "{size}");
+        }
+        for (before, from) in malformed {
+            let block = [before, from].concat();
+            let (came, around) = changed(&block, size);
+            let expected = [before, &vec![0xFF; from.len()]].concat();
+            assert_eq!(came, expected, "{block:x?} {size}");
+            assert_eq!(around, [&of(TRAILERS, &block)[..HEADER], &frame(0, 0, b"\x84")].concat(), "{block:x?} {size}");
+        }
+    }
 }
