@@ -300,11 +300,7 @@ impl Report<'_> {
                     }
                     // Until its first attempt it has no record.
                     Mode::Accept => {
-                        let route = &route.name;
-                        self.more(format!("what became of it: oncegate records show {id},"));
-                        self.more(format!(
-                            "or while it is queued, and where it was given up: oncegate deliveries list {route}"
-                        ));
+                        self.more(format!("what became of it: oncegate records show {id}, or deliveries list"))
                     }
                     _ => self.more(format!("what became of it: oncegate records show {id}")),
                 }
