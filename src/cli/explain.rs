@@ -29,7 +29,7 @@ mod report;
 ///
 /// The request is written as for curl, whose command lines can mostly be pasted, with the word `curl` or without: GET, or
 /// POST where there is a body; a body without a Content-Type counts as application/x-www-form-urlencoded. Only the headers
-/// that are given count. Flags that change nothing about the request are ignored, such as -i, -s, -o, -f, --max-time, --retry
+/// that are given count, and the Content-Length of the body. Flags that change nothing about the request are ignored, such as -i, -s, -o, -f, --max-time, --retry
 /// and --http2.
 #[derive(Args, Debug)]
 pub(super) struct ExplainArgs {
@@ -63,9 +63,10 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
         Ok(config) => config,
         Err(status) => return Ok(status),
     };
+    let head = announced(head, body.as_deref().unwrap_or_default());
     let request = ExplainedRequest { head: head.clone(), body: body.as_deref().unwrap_or_default(), type_is_default };
     let sample = Sample {
-        head: announced(head, request.body),
+        head,
         body: request.body,
         client_ip: args.client_ip,
         certificate: args.client_cert.as_deref().map(read_certificate).transpose()?.map(Arc::new),

@@ -59,10 +59,10 @@ pub(super) struct AdminArgs {
     #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_CA")]
     admin_ca: Option<PathBuf>,
     /// The certificate to show to an admin listener with `client_ca`
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_CERT", requires = "admin_key")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_CERT")]
     admin_cert: Option<PathBuf>,
     /// The key of --admin-cert
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_KEY", requires = "admin_cert")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_KEY")]
     admin_key: Option<PathBuf>,
 }
 
@@ -88,9 +88,10 @@ impl AdminArgs {
             (None, Some(settings)) => reachable(&settings.listen)?,
             (None, None) => DEFAULT_ADDRESS.to_owned(),
         };
+        let is_plain = self.admin.is_none() && own.is_none() && settings.is_some();
         let configured = settings.as_ref().and_then(|settings| settings.strongest_token());
         let token = token.or_else(|| configured.map(|token| token.secret.0.clone()));
-        AdminClient::new(&address, token.as_deref(), self.tls(&address, own)?)
+        AdminClient::new(&address, token.as_deref(), self.tls(&address, own, is_plain)?)
     }
 
     /// Whom to believe where `[admin]` cannot be read, such as by somebody who may not read its key: a token must not go in the clear to a
@@ -113,6 +114,7 @@ impl AdminArgs {
             let known = load_admin_address(Sources::of_process(Some(config), Flags::default()));
             known.map(|(listen, is_encrypted)| (reachable(&listen), is_encrypted))
         });
+        let is_plain = self.admin.is_none() && matches!(known, Some(Ok((_, false))));
         let (address, is_encrypted) = match (self.admin.clone(), known) {
             (Some(address), known) => (address, known.is_some_and(|known| known.is_ok_and(|(_, encrypts)| encrypts))),
             (None, None) => (DEFAULT_ADDRESS.to_owned(), false),
@@ -123,14 +125,24 @@ impl AdminArgs {
             }
         };
         // The request has nothing secret, and the gate may go on with a certificate that has left its file.
-        let tls = self.tls(&address, is_encrypted.then_some(ServerTrust::Any))?;
+        let tls = self.tls(&address, is_encrypted.then_some(ServerTrust::Any), is_plain)?;
         AdminClient::new(&address, None, tls)
     }
 
     /// How its connections are encrypted, where they are; `configured` is what the configuration says of its certificate.
-    fn tls(self, address: &str, configured: Option<ServerTrust>) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+    /// `is_plain` where it is known that they are not: variables may name files for other gates.
+    fn tls(
+        self,
+        address: &str,
+        configured: Option<ServerTrust>,
+        is_plain: bool,
+    ) -> anyhow::Result<Option<Arc<ClientConfig>>> {
         let Self { admin_ca, admin_cert, admin_key, .. } = self;
-        let is_meant = configured.is_some() || admin_ca.is_some() || admin_cert.is_some() || admin_key.is_some();
+        if admin_cert.is_some() != admin_key.is_some() {
+            let pair = "--admin-cert and --admin-key go together, or ONCEGATE_ADMIN_CERT and ONCEGATE_ADMIN_KEY";
+            bail!(WrongParameter(pair.to_owned()));
+        }
+        let is_meant = configured.is_some() || !is_plain && (admin_ca.is_some() || admin_cert.is_some());
         if address.starts_with("http://") || !is_meant && !address.starts_with(HTTPS) {
             return Ok(None);
         }
@@ -305,7 +317,7 @@ impl AdminClient {
             })?
             .map_err(|error| {
                 let hint = if is_refused_certificate(&error) {
-                    "; the listener has `client_ca`: --admin-cert and --admin-key name a certificate to show to it"
+                    "; the listener has `client_ca`: --admin-cert and --admin-key must name a certificate that it believes"
                 } else {
                     ""
                 };

@@ -16,6 +16,7 @@ use crate::store::deliveries::DeliveryFilter;
 use crate::store::{self, Filter, IdentityChange, LiveKeys, NamespaceRules, Store};
 
 mod advice;
+mod undelivered;
 
 /// The flag that forgets them.
 pub(super) const ACCEPT: &str = "--accept-identity-change";
@@ -82,7 +83,7 @@ impl Forgotten {
     pub(super) fn by_namespace(&self) -> Vec<(Arc<str>, u64)> {
         let changed = self.changes.iter().map(|change| (&change.namespace, change.keys()));
         let mut keys: BTreeMap<Arc<str>, u64> = BTreeMap::new();
-        for (namespace, count) in changed.chain(self.lost.iter().map(|lost| (&lost.namespace, lost.keys))) {
+        for (namespace, count) in changed.chain(self.forgotten().map(|lost| (&lost.namespace, lost.keys))) {
             *keys.entry(Arc::clone(namespace)).or_default() += count;
         }
         keys.into_iter().collect()
@@ -94,7 +95,11 @@ impl Forgotten {
 
     pub(super) fn keys(&self) -> u64 {
         let changes = self.changes.iter().map(IdentityChange::keys);
-        changes.chain(self.lost.iter().map(|lost| lost.keys)).sum()
+        changes.chain(self.forgotten().map(|lost| lost.keys)).sum()
+    }
+
+    fn forgotten(&self) -> impl Iterator<Item = &LostKeys> {
+        self.lost.iter().filter(|lost| !lost.are_undelivered())
     }
 }
 
@@ -207,13 +212,22 @@ pub(super) fn report(
     };
     let formers: Vec<Former> = forgotten.changes.iter().map(|change| rules.former(change)).collect();
     let changes: Vec<_> = forgotten.changes.iter().zip(&formers).collect();
-    text(&present, &changes, &forgotten.lost, occasion)
+    let (undelivered, lost): (Vec<&LostKeys>, Vec<&LostKeys>) =
+        forgotten.lost.iter().partition(|lost| lost.are_undelivered());
+    let mut reports = Vec::new();
+    if !changes.is_empty() || !lost.is_empty() {
+        reports.push(text(&present, &changes, &lost, occasion));
+    }
+    if !undelivered.is_empty() {
+        reports.push(undelivered::report(&present, &undelivered, occasion));
+    }
+    reports.join("\n\n")
 }
 
 fn text(
     present: &Present<'_>,
     changes: &[(&IdentityChange, &Former)],
-    lost: &[LostKeys],
+    lost: &[&LostKeys],
     occasion: Occasion,
 ) -> String {
     let total = changes.iter().map(|(change, _)| change.keys()).chain(lost.iter().map(|lost| lost.keys)).sum();
@@ -234,7 +248,6 @@ fn text(
         if index == 0 || lost[index - 1].namespace != *namespace {
             let what = match of_namespace.reason {
                 LossReason::OtherSecret => "requests no longer find their records",
-                LossReason::Undelivered(_) => "accepted requests would wait in the queue for ever",
                 _ => "its routes no longer take requests that have keys",
             };
             let _ = writeln!(text, "\nnamespace `{namespace}`: {what}");
@@ -282,10 +295,7 @@ fn what_is_lost(present: &Present<'_>, lost: &LostKeys) -> String {
     let in_flight = if lost.in_flight > 0 { format!(" ({} in flight)", lost.in_flight) } else { String::new() };
     let why = match &lost.reason {
         LossReason::Undelivered(route) => {
-            return format!(
-                "{}: accepted by the route `{route}`, and without a route of this name not delivered",
-                keys(lost.keys)
-            );
+            return format!("{} of the route `{route}`", undelivered::requests(lost.keys));
         }
         LossReason::NoRoute => "no route takes".to_owned(),
         LossReason::Unprotected(route, mode) => {
@@ -402,7 +412,7 @@ fn by_route(change: &IdentityChange) -> String {
 }
 
 /// When the last of them has gone.
-fn expiry(changes: &[(&IdentityChange, &Former)], lost: &[LostKeys]) -> String {
+fn expiry(changes: &[(&IdentityChange, &Former)], lost: &[&LostKeys]) -> String {
     let of_changes = || changes.iter().flat_map(|(change, _)| &change.live).map(|live| (live.in_flight, live.until));
     let live = || of_changes().chain(lost.iter().map(|lost| (lost.in_flight, lost.until)));
     let in_flight: u64 = live().map(|(in_flight, _)| in_flight).sum();

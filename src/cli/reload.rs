@@ -47,7 +47,9 @@ pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
         if was_asked {
             return error.context("what came of the reload is not known: see the gate's log");
         }
-        anyhow!("not reloaded: {}\n    hint: {CHANGED_LISTENER}", describe(&error))
+        let error = describe(&error);
+        let hint = if error.contains("TLS") { format!("\n    hint: {CHANGED_LISTENER}") } else { String::new() };
+        anyhow!("not reloaded: {error}{hint}")
     })?;
     if status == StatusCode::UNAUTHORIZED {
         bail!("{}\n    hint: {CHANGED_LISTENER}", client.refusal(status, &body));

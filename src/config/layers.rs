@@ -55,7 +55,7 @@ const PREFIX: &str = "ONCEGATE_";
 /// The password of a PostgreSQL store, as for every other client of it.
 const PASSWORD: &str = "PGPASSWORD";
 
-/// Variables of oncegate that are not keys: the path of the file, and those of its tests.
+/// Variables of oncegate that are not keys: those that commands read, and those of its tests.
 const NOT_KEYS: [&str; 11] = [
     "ONCEGATE_CONFIG",
     "ONCEGATE_ADMIN_CA",
@@ -400,7 +400,7 @@ mod tests {
         ] {
             assert_eq!(purpose(&format!("{PREFIX}{key}"), value), Some(expected), "{key} {value}");
         }
-        for name in ["PATH", "PORT", "ONCEGATE", "ONCEGATE_CONFIG", "XONCEGATE_PORT"] {
+        for name in ["PATH", "PORT", "ONCEGATE", "ONCEGATE_CONFIG", "ONCEGATE_ADMIN_CERT", "XONCEGATE_PORT"] {
             assert_eq!(purpose(name, "x"), None, "{name}");
         }
     }

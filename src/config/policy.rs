@@ -364,7 +364,7 @@ fn origin(node: &Node<'_>) -> Result<String, Wrong> {
     let is_host = |host: &str| !host.contains(['/', '?', '#', '@']) && text.parse::<Uri>().is_ok();
     match rest {
         Some((host, _)) if host.contains('*') => {
-            Err(wrong.hint("there is no pattern here: write each origin out, or \"*\" alone for any"))
+            Err(wrong.hint("patterns are not supported: write each origin out, or \"*\" alone for any origin"))
         }
         Some((host, port)) if host.ends_with(port) => {
             Err(wrong.hint(format!("write it without {port}: browsers leave out the default port")))

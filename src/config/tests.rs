@@ -122,6 +122,7 @@ fn variables_have_the_type_that_their_key_needs() {
         .variable("ONCEGATE_LIMITS__MAX_HEADER_SIZE", "8KiB")
         .variable("ONCEGATE_HEADERS__EXPIRES", "false")
         .variable("ONCEGATE_CONFIG", "not a key")
+        .variable("ONCEGATE_ADMIN_CERT", "not a key")
         .variable("ONCEGATE_BLESS", "1")
         .variable("ONCEGATE_TEST_STORE", "sqlite")
         .variable("PATH", "/bin")

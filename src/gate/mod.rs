@@ -173,6 +173,7 @@ struct RouteState {
     kept: Vec<HeaderName>,
     /// Logs keys that have no effect, at a limited rate.
     ignored: IgnoredLog,
+    nearly_keys: IgnoredLog,
     /// Whether its probe can be believed, if it has one.
     probe_check: Option<Arc<ProbeCheck>>,
 }
@@ -229,6 +230,7 @@ impl Gate {
                 rules_tags: rules.iter().filter(|_| rules.len() > 1).map(RulesTag::of).collect(),
                 kept,
                 ignored: IgnoredLog::default(),
+                nearly_keys: IgnoredLog::default(),
                 probe_check: route.and_then(|route| ProbeCheck::of(route, &upstreams, known)),
                 name: Arc::clone(name),
                 origin: origin(&settings.service, namespace, name).id(),

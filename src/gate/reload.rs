@@ -27,8 +27,6 @@ pub struct Reload {
     next_rules: Vec<RulesDigest>,
     /// Held where the rules of identities change: nothing is claimed meanwhile.
     retired: Option<OwnedRwLockWriteGuard<Vec<RulesDigest>>>,
-    /// Whether the retiring rules were retired before it is known how this ends.
-    has_released: bool,
     stage: Stage,
 }
 
@@ -83,8 +81,7 @@ impl Gate {
         let shared = Arc::clone(&self.shared);
         let next = Arc::clone(&next.router);
         let former = shared.newest.swap(Arc::new(vec![Arc::clone(&self.router), Arc::clone(&next)]));
-        let (retired, has_released, stage) = (None, false, Stage::Looking);
-        let reload = Reload { shared, former, next, retiring, next_rules, retired, has_released, stage };
+        let reload = Reload { shared, former, next, retiring, next_rules, retired: None, stage: Stage::Looking };
         if changes {
             drop(reload.stop_claims(patience).await?);
         }
@@ -105,22 +102,9 @@ impl Reload {
         Ok(())
     }
 
-    /// Lets requests claim again whose keys both gates find by the same rules, while it is not known which of the two the store
-    /// has adopted. The others are refused.
-    pub fn release_others(&mut self) {
-        if let Some(mut retired) = self.retired.take() {
-            retired.extend_from_slice(&self.retiring);
-            self.has_released = true;
-        }
-    }
-
     /// The store has not adopted the next gate: everything is as before.
-    pub async fn cancel(mut self) {
+    pub fn cancel(mut self) {
         self.stage = Stage::Looking;
-        if self.has_released {
-            let mut retired = self.shared.retired.write().await;
-            retired.retain(|rules| !self.retiring.contains(rules));
-        }
     }
 
     async fn stop_claims(&self, patience: Duration) -> Result<OwnedRwLockWriteGuard<Vec<RulesDigest>>, ReloadTimeout> {
@@ -235,7 +219,7 @@ mod tests {
         drop(same.begin_reload(&other, PATIENCE).await.unwrap());
         let mut refused = same.begin_reload(&other, PATIENCE).await.unwrap();
         refused.adopt(PATIENCE).await.unwrap();
-        refused.cancel().await;
+        refused.cancel();
         assert_eq!(retired(&same).await, 0);
         assert!(has_routes(&same, &[&same]));
         replace(&same, &other).await;
@@ -265,7 +249,7 @@ mod tests {
         let claim = Arc::clone(&gate.shared.retired).read_owned().await;
         let mut same = gate.begin_reload(&next(&gate, "host"), PATIENCE).await.unwrap();
         same.adopt(PATIENCE).await.unwrap();
-        same.cancel().await;
+        same.cancel();
         let other = next(&gate, "client-ip");
         assert!(gate.begin_reload(&other, PATIENCE).await.is_err());
         assert!(has_routes(&gate, &[]), "given up, it changes nothing");
@@ -281,19 +265,6 @@ mod tests {
         assert!(timeout(PATIENCE, gate.shared.retired.read()).await.is_err());
         reload.done();
         assert_eq!(retired(&gate).await, 1);
-    }
-
-    /// Another gate may hold up the adoption for minutes.
-    #[tokio::test(start_paused = true)]
-    async fn a_store_that_cannot_be_prepared_holds_up_only_keys_that_are_found_otherwise() {
-        let gate = gate_of(vec![route("all", Mode::Protect, "host")]);
-        let mut reload = gate.begin_reload(&next(&gate, "client-ip"), PATIENCE).await.unwrap();
-        reload.adopt(PATIENCE).await.unwrap();
-        assert!(timeout(PATIENCE, gate.shared.retired.read()).await.is_err());
-        reload.release_others();
-        assert_eq!(*timeout(PATIENCE, gate.shared.retired.read()).await.unwrap(), [gate.states["all"].rules]);
-        reload.cancel().await;
-        assert_eq!(retired(&gate).await, 0);
     }
 
     /// The process ends while the store is asked.

@@ -454,7 +454,7 @@ pub(super) fn untimely(rule: &RequestTime, untimely: RequestTimeFault) -> Proble
             humantime::format_duration(*max_age)
         ),
         RequestTimeFault::Ahead { by } => format!(
-            "by `{from}` the request will be made in {} only, and clocks may differ by {}",
+            "`{from}` is {} ahead of the gate's clock, and clocks may differ by {}",
             shown(by, *skew),
             humantime::format_duration(*skew)
         ),

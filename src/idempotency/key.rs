@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, Uri};
 
 use super::encoding::{Hex, put, sha256};
@@ -366,6 +367,7 @@ fn from_event(headers: &HeaderMap, body: Option<&[u8]>) -> Result<Reading, Inval
     match Media::read(headers) {
         Some(media) if media.essence == "application/cloudevents+json" => from_structured_event(body),
         Some(media) if media.essence.starts_with("application/cloudevents") => Ok(Reading::Absent),
+        None if headers.contains_key(CONTENT_TYPE) => invalid("an event has one Content-Type, which tells its mode"),
         _ => from_binary_event(headers),
     }
 }
@@ -690,6 +692,8 @@ mod tests {
         assert_eq!(look("cloudevent", "/", &headers, Some("{\"id\":\"7\",\"source\":\"/shop\"}")), key);
         let headers = [headers[0], headers[1], ("content-type", "application/cloudevents-batch+json")];
         assert_eq!(look("cloudevent", "/", &headers, Some("[]")), "absent", "a batch has no key");
+        let headers = [headers[0], headers[1], headers[2], ("content-type", "application/json")];
+        assert_eq!(look("cloudevent", "/", &headers, Some("{}")), "invalid");
     }
 
     #[test]

@@ -88,6 +88,18 @@ impl NamespaceRules {
 }
 
 impl NamespaceRuleSet {
+    /// Those on file; nothing where the last start did not have this namespace.
+    #[must_use]
+    pub fn on_file(found: &NamespaceRules) -> Option<Self> {
+        Some(Self {
+            service: Arc::clone(&found.service),
+            namespace: Arc::clone(&found.namespace),
+            digest: found.digest?,
+            others: Vec::new(),
+            description: found.description().cloned(),
+        })
+    }
+
     /// Whether records that rules of this digest made are found.
     #[must_use]
     pub fn finds(&self, digest: Option<[u8; 32]>) -> bool {

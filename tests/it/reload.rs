@@ -249,7 +249,7 @@ fn a_key_that_a_retry_finds_under_another_route_is_claimed() {
     assert_eq!(upstream.runs(), 1);
 }
 
-/// Retries would run again, whatever store has the records.
+/// Retries would run again. Stores that services share did not look at a service of which no route protects.
 #[test]
 fn a_reload_that_ends_all_protection_is_refused_while_keys_live() {
     for mode in ["pass", "observe"] {

@@ -96,7 +96,7 @@ fn said(name: &str, looked: Looked, rules: IdentityRules<'_>, written: &Written)
         let _ = writeln!(
             text,
             "{name}: not all records were looked at within {} s: `oncegate_records_by_key` of a running gate says whether a \
-             key is missing",
+             key is missing, or records are plain",
             PATIENCE.as_secs()
         );
     }

@@ -12,6 +12,7 @@ use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::Timestamp;
 use crate::idempotency::request_time::RequestTimeFault;
+use crate::route::Route;
 
 /// What a request has for each part of a template; nothing for another source.
 pub(super) fn template_parts(source: &KeySource, rule: &KeyRule, (head, body): (&Parts, &[u8])) -> Vec<String> {
@@ -70,4 +71,11 @@ pub(super) fn bytewise_reason(because: BytewiseReason) -> &'static str {
         BytewiseReason::TooDeep => "byte for byte, because its JSON nests too deep",
         BytewiseReason::Ambiguous => "byte for byte, because its JSON has a name that stands twice",
     }
+}
+
+/// The methods, host and path of a route.
+pub(super) fn pattern(route: &Route) -> String {
+    let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
+    let host = route.host.as_deref().map_or_else(String::new, |host| format!("{host} "));
+    format!("{} {host}{}", methods.join("|"), route.path)
 }

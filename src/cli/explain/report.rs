@@ -7,7 +7,7 @@ use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
 use super::credential::{carrier, on_renewal};
-use super::details::{bytewise_reason, own_headers, request_time, template_parts};
+use super::details::{bytewise_reason, own_headers, pattern, request_time, template_parts};
 use super::policy::{built_in, other_default, policy_of, preset_of, show_quota, wrapped};
 use crate::config::Resolved;
 use crate::gate::describe::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
@@ -293,16 +293,14 @@ impl Report<'_> {
         match identified.id {
             Some(id) => {
                 self.line("record", id.to_string());
-                match route.policy.mode {
-                    // A shadow record has another id, and no command shows it.
-                    Mode::Observe => {
-                        self.more("no command shows this record; oncegate observed shows what was counted")
-                    }
-                    // Until its first attempt it has no record.
-                    Mode::Accept => {
-                        self.more(format!("what became of it: oncegate records show {id}, or deliveries list"))
-                    }
-                    _ => self.more(format!("what became of it: oncegate records show {id}")),
+                // A shadow record has another id, and no command shows it.
+                if route.policy.mode == Mode::Observe {
+                    self.more("no command shows this record; oncegate observed shows what was counted");
+                    return;
+                }
+                self.more(format!("what became of it: oncegate records show {id}"));
+                if route.policy.accepts() {
+                    self.more(format!("while it waits: oncegate deliveries list {}", route.name));
                 }
             }
             None => {
@@ -485,12 +483,6 @@ fn on_scope(identified: &Identified) -> Option<String> {
     let all_absent = callers.clone().next().is_some() && callers.all(|(_, value)| is_absent(value));
     let advice = "nothing of the scope tells this caller from another: all who send none of these share their keys";
     all_absent.then(|| advice.to_owned())
-}
-
-fn pattern(route: &Route) -> String {
-    let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
-    let host = route.host.as_deref().map_or_else(String::new, |host| format!("{host} "));
-    format!("{} {host}{}", methods.join("|"), route.path)
 }
 
 fn hex(digest: &[u8; 32]) -> String {

@@ -57,11 +57,9 @@ pub(super) fn how_to_take(present: &Present<'_>, lost: &LostKeys) -> String {
                 string(namespace)
             ),
         },
-        LossReason::Undelivered(route) => {
-            format!(
-                "     Keep the name `{route}` of the route until they are delivered: `oncegate deliveries list {route}`.\n"
-            )
-        }
+        LossReason::Undelivered(route) => format!(
+            "     Keep the name `{route}` of the route, and its namespace, until `oncegate deliveries list {route}` is empty.\n"
+        ),
         LossReason::OtherSecret => {
             "     Leave the former secret in `[store] other_id_secret_files` until they have expired.\n".to_owned()
         }

@@ -48,7 +48,15 @@ const TOKEN_FILE: (&str, &str) =
 const PGPASSWORD: (&str, &str) =
     ("PGPASSWORD", "The password of PostgreSQL where neither the URL nor store.password_file has one.");
 
-const ASKING: Entries = &[FILE, ADMIN, TOKEN_FILE];
+const ADMIN_CA: (&str, &str) = (
+    "ONCEGATE_ADMIN_CA",
+    "The CA certificates to check the admin listener's certificate with, as --admin-ca names them.",
+);
+const ADMIN_CERT: (&str, &str) =
+    ("ONCEGATE_ADMIN_CERT", "The certificate to show to the admin listener, as --admin-cert names it.");
+const ADMIN_KEY: (&str, &str) = ("ONCEGATE_ADMIN_KEY", "The key of that certificate, as --admin-key names it.");
+
+const ASKING: Entries = &[FILE, ADMIN, TOKEN_FILE, ADMIN_CA, ADMIN_CERT, ADMIN_KEY];
 
 /// Facts of a command that only prints something.
 const fn printing(command: &'static str, examples: Entries) -> Facts {

@@ -92,7 +92,9 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
 /// Says why the record does not show the answer or the key that was asked for.
 pub(super) fn write_lacking(record: &Value, answer: bool, key: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     let is_unreadable = record["unreadable"] == true;
-    if key && record["keeps_key"] != true {
+    // A gate of an earlier version does not say.
+    let is_shortened = || record["key"].as_str().is_none_or(|key| key.contains('…'));
+    if key && record["keeps_key"].as_bool().map_or_else(is_shortened, |keeps| !keeps) {
         writeln!(
             out,
             "{}",

@@ -1,6 +1,5 @@
 //! Making the store know by which rules identities are made, or refusing to serve by others.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -11,7 +10,7 @@ use crate::admin::{AuditWriter, Outcome};
 use crate::cli::identity_changes::{
     ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_lost, report,
 };
-use crate::gate::identity::coverage::LostKeys;
+use crate::gate::identity::coverage::{LossReason, LostKeys};
 use crate::gate::{Gate, KNOWN_AFTER, are_in_force, replaces};
 use crate::store::{Error, ErrorKind, IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Store};
 use crate::telemetry::wall_clock;
@@ -21,9 +20,6 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// How long a store is asked for what only makes an advice better: at a reload, claims wait meanwhile.
 const LOOK: Duration = Duration::from_secs(2);
-
-/// Why a reload fails where [`given_up_by_another`] finds rules, and they cannot be put back.
-const GIVEN_UP: &str = "another gate has given up a namespace in which this one still claims keys, and what it claimed cannot be looked at";
 
 const NO_ANSWER: &str = "it did not answer in time";
 
@@ -132,8 +128,8 @@ pub(super) async fn look_before_reload(next: &Gate, store: &dyn Store, written: 
     refuse(&Forgotten { changes, lost }, next, store, written, Occasion::Reload).await
 }
 
-/// Makes the store know the configuration of `next`, which is to take the place of `current`, within `patience`. Where it has to
-/// go back, which may take longer, it says so with `going_back` first.
+/// Makes the store know the configuration of `next`, which is to take the place of `current`, within `patience`. Meanwhile
+/// nobody claims whose rules change.
 pub(super) async fn at_reload(
     current: &Gate,
     next: &Gate,
@@ -141,20 +137,12 @@ pub(super) async fn at_reload(
     written: &Written,
     is_shared: bool,
     patience: Duration,
-    going_back: impl FnOnce(),
 ) -> anyhow::Result<()> {
     let on_file = match timeout(patience, store.identities()).await {
         Ok(Ok(on_file)) => on_file,
         Ok(Err(error)) => bail!("cannot prepare the store: {error}"),
         Err(_) => bail!("cannot prepare the store: {NO_ANSWER}"),
     };
-    if let Some(rules) = given_up_by_another(current, &on_file).filter(|_| is_shared) {
-        let (origins, _) = current.identities();
-        let adopted = timeout(patience, store.adopt(origins, rules, false)).await;
-        if !adopted.is_ok_and(|adopted| adopted.is_ok_and(|changes| changes.is_empty())) {
-            bail!("cannot prepare the store: {GIVEN_UP}");
-        }
-    }
     let is_replacing = is_shared && replaces(&on_file, next.identity_rules(), wall_clock());
     let adopting = adopt_between_gates(next, store, is_replacing, false);
     let failure = match timeout(patience, adopting).await {
@@ -175,9 +163,8 @@ pub(super) async fn at_reload(
         error = failure,
         "the store cannot be prepared for the new configuration: going back to the former one"
     );
-    going_back();
     loop {
-        let (origins, identities) = current.identities();
+        let (origins, identities) = (current.identities().0, beside(current, &on_file));
         let error = match timeout(patience, store.adopt(origins, identities, true)).await {
             Ok(Ok(_)) => bail!("cannot prepare the store: {failure}"),
             Ok(Err(error)) => error.to_string(),
@@ -188,26 +175,15 @@ pub(super) async fn at_reload(
     }
 }
 
-/// The rules on file and those of namespaces that another gate has given up while this one still claims in them. Back on file,
-/// a reload counts what was claimed since. Nothing where there are none.
-fn given_up_by_another(current: &Gate, on_file: &[NamespaceRules]) -> Option<Vec<NamespaceRuleSet>> {
-    let (service, (_, own)) = (current.identity_rules().service(), current.identities());
-    let is_on_file = |rule: &&NamespaceRuleSet| {
-        on_file
-            .iter()
-            .any(|found| found.namespace == rule.namespace && found.service == rule.service && found.digest.is_some())
-    };
-    let missing: Vec<NamespaceRuleSet> = own.iter().filter(|rule| !is_on_file(rule)).cloned().collect();
-    let kept = on_file.iter().filter(|found| found.service == *service).filter_map(|found| {
-        Some(NamespaceRuleSet {
-            service: Arc::clone(&found.service),
-            namespace: Arc::clone(&found.namespace),
-            digest: found.digest?,
-            others: Vec::new(),
-            description: found.description().cloned(),
-        })
-    });
-    (!missing.is_empty()).then(|| missing.iter().cloned().chain(kept).collect())
+/// The rules of a gate, and beside them those of namespaces that other gates have on file.
+fn beside(current: &Gate, on_file: &[NamespaceRules]) -> Vec<NamespaceRuleSet> {
+    let (_, mut rules) = current.identities();
+    let service = current.identity_rules().service();
+    let others = on_file.iter().filter(|found| found.service == *service);
+    let others = others.filter(|found| !rules.iter().any(|rule| rule.namespace == found.namespace));
+    let others: Vec<NamespaceRuleSet> = others.filter_map(NamespaceRuleSet::on_file).collect();
+    rules.extend(others);
+    rules
 }
 
 /// A configuration is refused because other gates may not know its secret.
@@ -256,7 +232,16 @@ fn tell_forgotten(forgotten: &Forgotten) {
             );
         }
     }
-    for LostKeys { namespace, keys, in_flight, examples, .. } in &forgotten.lost {
+    for LostKeys { namespace, keys, in_flight, examples, reason, .. } in &forgotten.lost {
+        if let LossReason::Undelivered(route) = reason {
+            tracing::warn!(
+                %namespace,
+                %route,
+                requests = keys,
+                "{ACCEPT}: these accepted requests stay in the queue until a route of this name and namespace delivers them"
+            );
+            continue;
+        }
         tracing::warn!(
             %namespace,
             keys,
@@ -276,6 +261,8 @@ fn tell_forgotten(forgotten: &Forgotten) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use bytes::Bytes;
 
     use super::*;
@@ -323,39 +310,23 @@ mod tests {
         let (current, next) = (gate("header:x-tenant"), gate("host"));
         for fault in [Fault::Refuse, Fault::LoseCall, Fault::LoseAnswer, Fault::Hang, Fault::HangAfter] {
             let store = Unreliable::new(Arc::new(Memory::new()));
-            let (origins, identities) = current.identities();
+            // Another gate has one namespace more.
+            let more = Route { namespace: "more".into(), ..route("more", Mode::Protect, "host") };
+            let other = gate_of(vec![route("charges", Mode::Protect, "header:x-tenant"), more]);
+            let (origins, identities) = other.identities();
             store.adopt(origins, identities, false).await.unwrap();
             // The former configuration is adopted again until that succeeds.
             store.script_for(Operation::Adopt, [fault, Fault::Refuse]);
-            let error =
-                at_reload(&current, &next, &store, &Written::default(), false, PATIENCE, || ()).await.unwrap_err();
+            let error = at_reload(&current, &next, &store, &Written::default(), false, PATIENCE).await.unwrap_err();
             assert!(error.to_string().starts_with("cannot prepare the store"), "{fault:?}: {error}");
             claim(&store, &current).await;
             let changes = async |gate: &Gate| {
                 let (origins, identities) = gate.identities();
                 store.adopt(origins, identities, false).await.unwrap().len()
             };
+            assert!(are_in_force(&store.identities().await.unwrap(), other.identity_rules()), "{fault:?}");
             assert_eq!((changes(&next).await, changes(&current).await), (1, 0), "{fault:?}");
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_namespace_that_another_gate_gave_up_is_not_forgotten_with_its_keys() {
-        let of = |name: &&str| Route { namespace: (*name).into(), ..route(name, Mode::Protect, "host") };
-        let gate = |names: &[&str]| gate_of(names.iter().map(of).collect());
-        let (both, one) = (gate(&["charges", "refunds"]), gate(&["refunds"]));
-        let store = Memory::new();
-        for gate in [&both, &one] {
-            let (origins, identities) = gate.identities();
-            assert!(store.adopt(origins, identities, false).await.unwrap().is_empty());
-        }
-        let reload = async || at_reload(&both, &one, &store, &Written::default(), true, PATIENCE, || ()).await;
-        // The other gate has none of these routes, and this one goes on.
-        claim(&store, &both).await;
-        let refused = reload().await.unwrap_err();
-        assert!(refused.is::<Refused>(), "{refused}");
-        store.remove(RecordId([1; 32]), AttemptToken([1; 16])).await.unwrap();
-        reload().await.unwrap();
     }
 
     /// Whether the reload is refused or fails: what the other gate has recorded must be found.
@@ -372,7 +343,7 @@ mod tests {
             }
             claim(&store, &other).await;
             store.script_for(Operation::Adopt, fault);
-            at_reload(&current, next, &store, &Written::default(), true, PATIENCE, || ()).await.unwrap_err();
+            at_reload(&current, next, &store, &Written::default(), true, PATIENCE).await.unwrap_err();
             let on_file = store.identities().await.unwrap();
             assert!(are_in_force(&on_file, other.identity_rules()), "{fault:?}");
             assert!(!are_in_force(&on_file, current.identity_rules()), "{fault:?}");

@@ -229,22 +229,20 @@ impl Serving {
         drop(opening);
         reload.adopt(PATIENCE).await.context(stuck)?;
         // The process may be stopped meanwhile: then it is not known what the store has adopted.
-        let (store, is_shared) = (&*self.store, self.is_shared);
-        let going_back = || reload.release_others();
-        if let Err(error) = adopting::at_reload(&gate, &next, store, &written, is_shared, PATIENCE, going_back).await {
-            reload.cancel().await;
+        if let Err(error) = adopting::at_reload(&gate, &next, &*self.store, &written, self.is_shared, PATIENCE).await {
+            reload.cancel();
             return Err(error);
         }
 
         let (mut removed, mut is_stricter) = (Vec::new(), false);
         if let Some(resealer) = self.resealer.as_ref().filter(|_| !config.sealing.is_empty()) {
             removed = resealer.keys().replace(config.sealing);
-            if !removed.is_empty() {
-                // What it sealed is unreadable from now on, also where it was read before.
-                self.cached.forget_all();
-            }
             is_stricter = gate.sealed_origins().is_empty() && !next.sealed_origins().is_empty();
             resealer.keys().be_strict(next.sealed_origins());
+            if is_stricter || !removed.is_empty() {
+                // What is unreadable from now on may have been read before.
+                self.cached.forget_all();
+            }
             resealer.count_again();
         }
         next.show_metrics(&self.metrics);

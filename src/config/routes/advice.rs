@@ -26,14 +26,14 @@ const EACH_REQUEST: &str = "request-id requestid correlation-id correlationid in
     content-sha256 content-length retry-count attempt";
 
 /// Headers with another value in each try of one request, where programs set them and not people.
-const EACH_TRY: [&str; 6] = ["traceparent", "tracestate", "b3", "x-b3-traceid", "x-b3-spanid", "date"];
+const EACH_TRY: [&str; 4] = ["traceparent", "b3", "x-b3-spanid", "date"];
 
 /// Headers that name the client's software or what it asks for.
 const CLIENT: [&str; 7] =
     ["user-agent", "accept", "accept-encoding", "accept-language", "content-type", "referer", "sec-ch-ua"];
 
 /// Headers that many requests of a client have the same value of.
-const MANY_REQUESTS: [&str; 8] = [
+const MANY_REQUESTS: [&str; 10] = [
     "authorization",
     "connection",
     "content-encoding",
@@ -41,7 +41,9 @@ const MANY_REQUESTS: [&str; 8] = [
     "cookie",
     "host",
     "origin",
+    "tracestate",
     "transfer-encoding",
+    "x-b3-traceid",
 ];
 
 /// The keys of a policy that count for requests that are forwarded unprotected: `scope` says whose memory their bodies take.
@@ -118,17 +120,17 @@ fn ends_with_words(name: &HeaderName, words: &str) -> bool {
     name.as_str().strip_suffix(words).is_some_and(|before| before.is_empty() || before.ends_with('-'))
 }
 
-/// Advises against keys that different requests share, and that a retry has another of.
+/// Advises against keys that different requests share, and against keys whose value changes in a retry.
 pub(super) fn on_keys(table: &Table<'_>, route: &str, policy: &Policy) {
     for source in &policy.key.from {
         let KeySource::Header(name) = source else { continue };
-        let is_shared = |known: &[&str]| known.contains(&name.as_str());
-        if is_shared(&EACH_TRY) {
+        let is_one_of = |known: &[&str]| known.contains(&name.as_str());
+        if is_one_of(&EACH_TRY) {
             let message = format!("route `{route}` reads its keys from {source}, which has another value in each try");
             let instead = "name a header that a retry carries with the same value";
             table.advise("key", format!("{message}: a retry runs again; {instead}"));
         }
-        if is_shared(&MANY_REQUESTS) || is_shared(&CLIENT) || is_shared(&PROXIES) {
+        if is_one_of(&MANY_REQUESTS) || is_one_of(&CLIENT) || is_one_of(&PROXIES) {
             let message =
                 format!("route `{route}` reads its keys from {source}, which different requests have in common");
             let effect = "each but the first gets 422 `key-reused` or the answer of another";

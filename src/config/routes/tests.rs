@@ -107,6 +107,15 @@ fn a_route_whose_keys_are_fingerprints_is_to_say_for_how_long() {
 }
 
 #[test]
+fn a_route_for_the_rest_is_one_whatever_its_parameter_is_called() {
+    for (path, count) in [("/{*rest}", 0), ("/{*path}", 0), ("/v1/{*rest}", 1)] {
+        let route = format!("[[routes]]\nname = \"r\"\npath = \"{path}\"\n");
+        let about = advice(&format!("{APP}{route}")).into_iter();
+        assert_eq!(about.filter(|advice| advice.message.contains("would protect the rest")).count(), count, "{path}");
+    }
+}
+
+#[test]
 fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
     let store = "[store]\nurl = \"sqlite:/tmp/gate.db\"\n";
     let idle = |keys: &str| {
@@ -250,11 +259,11 @@ fn a_scope_that_changes_with_each_request_is_advised_against() {
 #[test]
 fn keys_that_requests_share_and_releases_of_the_unknown_are_advised_against() {
     let route = "[[routes]]\nname = \"r\"\npath = \"/{*rest}\"\n";
-    for header in ["Content-Length", "Host", "Authorization", "Cookie", "User-Agent", "Via"] {
+    for header in ["Content-Length", "Host", "Authorization", "Cookie", "User-Agent", "Via", "X-B3-TraceId"] {
         let told = advised(&format!("{APP}{route}key = {{ from = [\"header:{header}\"] }}\n"), "key");
         assert!(told.len() == 1 && told[0].contains("which different requests have in common"), "{header}: {told:?}");
     }
-    for header in ["traceparent", "Date", "X-B3-TraceId"] {
+    for header in ["traceparent", "Date", "X-B3-SpanId"] {
         let told = advised(&format!("{APP}{route}key = {{ from = [\"header:{header}\"] }}\n"), "key");
         assert!(told.len() == 1 && told[0].contains("a retry runs again"), "{header}: {told:?}");
     }

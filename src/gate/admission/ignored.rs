@@ -32,13 +32,8 @@ const METHODS: [Method; 8] = [
 /// The most lines of a malformed head that are looked at.
 const MOST_LINES: usize = 1000;
 
-/// Headers that clients take for the one of the key. None is read, unless a route names it.
-static NEARLY_KEYS: [HeaderName; 4] = [
-    HeaderName::from_static("x-idempotency-key"),
-    HeaderName::from_static("idempotency_key"),
-    HeaderName::from_static("idempotencykey"),
-    HeaderName::from_static("x-idempotency-token"),
-];
+/// Headers that clients take for the one of the key.
+const NEARLY_KEYS: [&str; 4] = ["x-idempotency-key", "idempotency_key", "idempotencykey", "x-idempotency-token"];
 
 /// The longest path that is logged whole, in bytes.
 const LONGEST_PATH: usize = 100;
@@ -50,6 +45,8 @@ const LONGEST_PATH: usize = 100;
 pub(in crate::gate) struct KeyPlaces {
     header: KeyRule,
     others: Vec<(KeyRule, Vec<Method>)>,
+    /// Those of [`NEARLY_KEYS`] that no route names.
+    nearly: Vec<HeaderName>,
 }
 
 impl KeyPlaces {
@@ -72,7 +69,12 @@ impl KeyPlaces {
                 }
             }
         }
-        Self { header, others }
+        let is_named = |name: &HeaderName| {
+            let mut sources = router.routes().iter().flat_map(|route| &route.policy.key.from);
+            sources.any(|source| source.headers().contains(&name))
+        };
+        let nearly = NEARLY_KEYS.into_iter().map(HeaderName::from_static).filter(|name| !is_named(name)).collect();
+        Self { header, others, nearly }
     }
 
     /// Whether a request carries a key, well-formed or not.
@@ -158,7 +160,7 @@ impl<'a> IgnoredKey<'a> {
     /// route.
     pub(in crate::gate) fn of(gate: &'a Gate, state: &'a RouteState, head: &Head) -> Option<Self> {
         if !gate.key_places.has_key(&head.method, &head.uri, &head.headers) {
-            if let Some(name) = NEARLY_KEYS.iter().find(|name| head.headers.contains_key(*name)) {
+            if let Some(name) = gate.key_places.nearly.iter().find(|name| head.headers.contains_key(*name)) {
                 warn_of_nearly_a_key(state, head, name);
             }
             return None;
@@ -185,7 +187,7 @@ impl<'a> IgnoredKey<'a> {
 
 /// Says that a request has a header that its client may take for the one of the key. The answer does not: it carries no key.
 fn warn_of_nearly_a_key(state: &RouteState, head: &Head, header: &HeaderName) {
-    if let Some(others) = state.ignored.of(&head.method).due() {
+    if let Some(others) = state.nearly_keys.of(&head.method).due() {
         tracing::warn!(
             route = &*state.name,
             method = head.method.as_str(),
@@ -193,7 +195,7 @@ fn warn_of_nearly_a_key(state: &RouteState, head: &Head, header: &HeaderName) {
             %header,
             others,
             "a header was ignored that looks like the one of an idempotency key: a retry runs again; send Idempotency-Key, or name \
-             this header in key.from of the route"
+             this header in key.from of a route that protects the request"
         );
     }
 }
@@ -287,10 +289,20 @@ mod tests {
 
     #[test]
     fn the_place_of_each_source_stands_once() {
-        let KeyPlaces { header, others } = places();
+        let KeyPlaces { header, others, .. } = places();
         let rules = [&header].into_iter().chain(others.iter().map(|(rule, _)| rule));
         let places: Vec<String> = rules.flat_map(|rule| &rule.from).map(ToString::to_string).collect();
         assert_eq!(places, ["header:idempotency-key", "header:x-order", "query:ref"]);
+    }
+
+    /// Whatever the mode and the methods of the route.
+    #[test]
+    fn a_header_that_a_route_names_is_not_nearly_one() {
+        let nearly = |routes: Vec<Route>| KeyPlaces::of(&Router::new(routes).unwrap()).nearly;
+        assert_eq!(nearly(vec![with_key("a", Mode::Protect, &["header:X-Order"])]), NEARLY_KEYS);
+        for from in ["header:X-Idempotency-Key", "template:{header:X-Idempotency-Key}"] {
+            assert_eq!(nearly(vec![with_key("a", Mode::Observe, &[from])]), NEARLY_KEYS[1..], "{from}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

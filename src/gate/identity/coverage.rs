@@ -56,6 +56,14 @@ pub struct LostKeys {
     pub former: BTreeSet<RouteDescription>,
 }
 
+impl LostKeys {
+    /// Whether they are of accepted requests, whose records are found and which nothing delivers.
+    #[must_use]
+    pub fn are_undelivered(&self) -> bool {
+        matches!(self.reason, LossReason::Undelivered(_))
+    }
+}
+
 /// Why a request no longer finds its record: what becomes of it under the new configuration.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LossReason {

@@ -107,6 +107,11 @@ const SITUATIONS: &[Situation] = &[
     ("It leads, and reads the record that it waits for", WAITS, || {
         waiting(false, &[Event::WaitSlotAcquired, Event::Changed, Event::Leads])
     }),
+    ("It leads, and reads the record again whose outcome was unknown a moment ago", SENDS_AGAIN, || {
+        let unknown = Event::Looked(Some(view(Decision::Unknown)));
+        let again = [Event::Changed, Event::Leads, unknown, Event::Changed, Event::Leads];
+        waiting(false, &[&[Event::WaitSlotAcquired], &again[..]].concat())
+    }),
 ];
 
 fn at_once(events: &[Event]) -> Vec<(Duration, Event)> {

@@ -185,15 +185,18 @@ fn without_parameters(segment: &[u8]) -> &[u8] {
     segment.split(|byte| *byte == b';').next().unwrap_or_default()
 }
 
-/// Without white space and control characters at the end, which many servers trim: those of Unicode, as languages do whose
-/// strings are text.
+/// Without white space and control characters at the end, which many servers trim: Unicode's too, in UTF-8 and in Latin-1, since
+/// many languages trim those. JavaScript takes the byte order mark for white space.
 fn without_space(mut segment: &[u8]) -> &[u8] {
-    let is_space = |end: &[u8]| {
-        let mut chars = str::from_utf8(end).unwrap_or_default().chars();
-        chars.next().is_some_and(|first| first.is_whitespace() || first.is_control()) && chars.next().is_none()
+    let is_space = |end: &[u8]| match (end, str::from_utf8(end)) {
+        ([0x80..=0xA0], _) | (_, Ok("\u{feff}")) => true,
+        (_, text) => {
+            let mut chars = text.unwrap_or_default().chars();
+            chars.next().is_some_and(|first| first.is_whitespace() || first.is_control()) && chars.next().is_none()
+        }
     };
-    // None of them takes more than three bytes.
-    while let Some(before) = (1..=3).find_map(|length| {
+    // None of them takes more than three bytes. The last of them alone may be one in Latin-1.
+    while let Some(before) = (1..=3).rev().find_map(|length| {
         let (before, end) = segment.split_at(segment.len().checked_sub(length)?);
         is_space(end).then_some(before)
     }) {

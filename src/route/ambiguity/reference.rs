@@ -17,7 +17,8 @@ const DECODINGS: usize = 4;
 /// White space and control characters.
 static SPACES: LazyLock<Vec<String>> = LazyLock::new(|| {
     let spaces = ('\0'..='\u{3000}').filter(|char| char.is_whitespace() || char.is_control());
-    spaces.map(|char| in_bytes(char.to_string().as_bytes())).collect()
+    let in_utf8 = spaces.chain(['\u{feff}']).map(|char| in_bytes(char.to_string().as_bytes()));
+    in_utf8.chain((0x80..=0xA0).map(|byte| in_bytes(&[byte]))).collect()
 });
 
 impl Reading {

@@ -85,6 +85,8 @@ fn no_spelling_dodges_a_protected_route() {
         "/v1/charges%7f",
         "/v1/charges%c2%85",
         "/v1/charges%C2%A0%20",
+        "/v1/charges%ef%bb%bf",
+        "/v1/charges%a0",
         "/v1%e3%80%80/charges",
         "/v1/charges%20%20/",
         "/v1%20/charges",

@@ -121,9 +121,19 @@ impl Connector {
         messages: Arc<ServerMessages>,
     ) -> Result<(Client, JoinHandle<()>), SqlError> {
         let host = self.hosts.chosen().unwrap_or_default();
-        let (end, _) = watch::channel(false);
-        let servers = if self.hosts.is_pooled(host) { self.servers.clone() } else { self.with_options(ISOLATION) };
-        let dialled = self.connect_to(&servers, host, messages, end, false).await;
+        let dial = async |servers: &Config| {
+            let (end, _) = watch::channel(false);
+            self.connect_to(servers, host, Arc::clone(&messages), end, false).await
+        };
+        let asking = if self.hosts.is_pooled(host) { None } else { Some(self.with_options(ISOLATION)) };
+        let dialled = match asking {
+            Some(asking) => match dial(&asking).await {
+                // A pooler has taken the place of the server.
+                Err(error) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => dial(&self.servers).await,
+                dialled => dialled,
+            },
+            None => dial(&self.servers).await,
+        };
         dialled.inspect_err(|_| self.hosts.suspect(host, Suspicion::Silent))
     }
 

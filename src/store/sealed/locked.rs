@@ -132,7 +132,7 @@ impl Resealer {
     ) -> Result<bool, Error> {
         let (store, keys, chunk) = (self.store(), self.keys(), self.chunk());
         let Some(resealing) = store.resealing() else { return Ok(true) };
-        // Whose they are, and whether they are live, is asked of those alone that are not read: as a rule there are none.
+        // Whose they are, and whether they are live, is asked of those alone that are not read: as a rule there are none, or `seal` is new.
         let (mut found, mut after, mut is_whole) = (HashMap::new(), None, true);
         let mut budget = LookBudget::begin(first_deadline, pace);
         loop {
