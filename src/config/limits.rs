@@ -21,7 +21,8 @@ keys! {
         /// it is encrypted or has a PROXY header, it is closed without an answer. If omitted, `max_connections`: behind a
         /// balancer all come from one address.
         max_connections_per_address => number(COUNTS), Example("1000");
-        /// Requests in progress, until the end of their answers: one more gets 503 `overloaded`, and nothing of it is sent.
+        /// Requests in progress, until the end of their answers, or of their attempts where these go on without a client: one
+        /// more gets 503 `overloaded`, and nothing of it is sent.
         /// At most 1000000.
         max_requests => number(COUNTS);
         /// How many of them may wait for another request's attempt (in_flight = { wait = ... }): one more gets 409
