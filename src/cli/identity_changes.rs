@@ -7,15 +7,17 @@ use std::time::{Duration, SystemTime};
 
 use self::advice::{how_to_keep, how_to_take};
 use crate::config::{Place, Resolved};
-use crate::gate::identity::coverage::{Coverage, LossReason, LostKeys};
+use crate::gate::identity::coverage::{LossReason, LostKeys};
 use crate::gate::identity::{Former, IdentityRules};
 use crate::idempotency::description::{FingerprintDescription, RulesDescription};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::Timestamp;
-use crate::store::deliveries::DeliveryFilter;
-use crate::store::{self, Filter, IdentityChange, LiveKeys, NamespaceRules, Store};
+use crate::store::{IdentityChange, LiveKeys, NamespaceRules};
+
+pub(super) use self::live::{look_for_given_up, look_for_lost};
 
 mod advice;
+mod live;
 mod undelivered;
 
 /// The flag that forgets them.
@@ -23,9 +25,6 @@ pub(super) const ACCEPT: &str = "--accept-identity-change";
 
 /// The last millisecond of the year 9999, the last that RFC 3339 can write.
 const LAST: Timestamp = Timestamp(253_402_300_799_999);
-
-/// How many records are asked for at once.
-const CHUNK: usize = 1000;
 
 /// What adopting a configuration would forget.
 #[derive(Debug, Default)]
@@ -107,48 +106,6 @@ impl Written {
     pub(super) fn of(config: &Resolved) -> Self {
         let upstreams = config.upstreams.iter().map(|upstream| upstream.name.to_string()).collect();
         Self { places: config.route_places.clone(), upstreams }
-    }
-}
-
-/// Looks for live keys whose requests the routes of their namespace no longer take: at every record, where routes changed.
-pub(super) async fn look_for_lost(store: &dyn Store, rules: IdentityRules<'_>) -> Result<Vec<LostKeys>, store::Error> {
-    let on_file = store.identities().await?;
-    let mut coverage = Coverage::of(rules, &on_file);
-    if coverage.is_changed() {
-        tracing::debug!("the routes changed: looking for live keys whose requests they no longer take");
-        let filter = Filter { service: Some(Arc::clone(rules.service())), ..Filter::default() };
-        let mut after = None;
-        loop {
-            let chunk = store.scan(filter.clone(), after, CHUNK).await?;
-            chunk.records.iter().for_each(|listed| coverage.look_at(listed, false));
-            after = chunk.next;
-            if after.is_none() {
-                break;
-            }
-        }
-        look_at_deliveries(store, rules.service(), &mut coverage).await?;
-    }
-    Ok(coverage.finish())
-}
-
-/// Requests that were accepted and have no record yet: their keys are as live.
-async fn look_at_deliveries(
-    store: &dyn Store,
-    service: &Arc<str>,
-    coverage: &mut Coverage<'_>,
-) -> Result<(), store::Error> {
-    let Some(queue) = store.deliveries() else { return Ok(()) };
-    let filter = DeliveryFilter { service: Some(Arc::clone(service)), ..DeliveryFilter::default() };
-    let mut after = None;
-    loop {
-        let page = queue.deliveries(filter.clone(), after, CHUNK).await?;
-        for delivery in page.deliveries {
-            coverage.look_at(&delivery.as_listed(page.now), true);
-        }
-        after = page.next;
-        if after.is_none() {
-            return Ok(());
-        }
     }
 }
 

@@ -109,12 +109,13 @@ impl NamespaceRuleSet {
 
 impl LiveKeys {
     /// None of a route yet.
-    pub(super) fn of(route: &Arc<str>) -> Self {
+    #[must_use]
+    pub fn of(route: &Arc<str>) -> Self {
         Self { route: Arc::clone(route), keys: 0, in_flight: 0, until: None }
     }
 
     /// Counts one more.
-    pub(super) fn add(&mut self, record: &Record) {
+    pub fn add(&mut self, record: &Record) {
         self.keys += 1;
         match record.state {
             State::InFlight => self.in_flight += 1,
@@ -167,6 +168,25 @@ pub(super) fn stale(on_file: &[NamespaceRules], rules: &[NamespaceRuleSet]) -> V
     let is_known =
         |found: &NamespaceRules| rules.iter().any(|rule| found.is_for(rule) && found.digest == Some(rule.digest));
     on_file.iter().filter(|found| found.digest.is_some() && !is_known(found)).cloned().collect()
+}
+
+/// Those of them that are taken off the file. A gate without rules, which protects nothing, takes none off unless it is started to
+/// forget keys: other gates of its service may go on with them.
+pub(super) fn taken_off(
+    on_file: &[NamespaceRules],
+    rules: &[NamespaceRuleSet],
+    accept_change: bool,
+) -> Vec<NamespaceRules> {
+    if rules.is_empty() && !accept_change { Vec::new() } else { stale(on_file, rules) }
+}
+
+/// The rules that take the place of `former`, where one service has the store: [`taken_off`] says why these may stay.
+pub(super) fn next(
+    former: Vec<NamespaceRuleSet>,
+    rules: Vec<NamespaceRuleSet>,
+    accept_change: bool,
+) -> Vec<NamespaceRuleSet> {
+    if rules.is_empty() && !accept_change { former } else { rules }
 }
 
 /// Those of them whose records `rules` would not find.

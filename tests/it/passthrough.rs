@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write as _};
 use std::time::Duration;
 
 use crate::support::wire::Framing;
-use crate::support::{Client, Gate, Plan, Reply, Request, Signal, Upstream};
+use crate::support::{Client, Gate, Plan, Reply, Request, Signal, Upstream, eventually};
 
 const PASS: &str = "[[routes]]\nname = \"orders\"\nmethods = [\"POST\"]\npath = \"/orders\"\n\
                     [[routes]]\nname = \"passed\"\nmethods = [\"POST\"]\npath = \"/passed\"\nmode = \"pass\"\n";
@@ -147,6 +147,7 @@ fn a_stream_that_breaks_off_breaks_off_at_the_client() {
         client.send(Request::get("/x").bytes());
         let response = client.try_response("GET").expect("a head");
         assert!(!response.body.complete, "{what}: passed off as complete");
+        eventually("a line in the log", || gate.log().contains("the upstream broke off an answer").then_some(()));
     }
 }
 

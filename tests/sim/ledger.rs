@@ -92,7 +92,7 @@ impl Call {
             Self::ExpireLeases(limit) => store.expire_leases(limit).await.map(|ids| Said::Count(ids.len())),
             Self::Sweep(limit) => store.sweep(limit).await.map(Said::Count),
             Self::Get(id) => store.get(id).await.map(|listed| Said::from(&listed)),
-            Self::Scan(filter, after, limit) => store.scan(filter, after, limit).await.map(|chunk| Said::from(&chunk)),
+            Self::Scan(filter, after, limit) => scan(store, filter, after, limit).await.map(|chunk| Said::from(&chunk)),
             Self::Remove(id, attempt) => store.remove(id, attempt).await.map(Said::Removed),
             Self::Count => store.count().await.map(Said::Counts),
             Self::Adopt(origins, rules, accept_change) => {
@@ -114,6 +114,17 @@ impl Call {
             Self::ExpireLeases(_) | Self::Sweep(_) | Self::Scan(..) | Self::Count | Self::Adopt(..) => None,
         }
     }
+}
+
+/// A whole chunk. A store ends one early where that takes it too long: how long depends on how busy the machine is.
+async fn scan(store: &dyn Store, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+    let mut whole = store.scan(filter.clone(), after, limit).await?;
+    while let Some(next) = whole.next.filter(|_| whole.records.len() < limit) {
+        let more = store.scan(filter.clone(), Some(next), limit - whole.records.len()).await?;
+        whole.records.extend(more.records);
+        whole.next = more.next;
+    }
+    Ok(whole)
 }
 
 impl Said {

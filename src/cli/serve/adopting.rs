@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use super::Signals;
 use crate::admin::{AuditWriter, Outcome};
 use crate::cli::identity_changes::{
-    ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_lost, report,
+    ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_given_up, look_for_lost, report,
 };
 use crate::gate::identity::coverage::{LossReason, LostKeys};
 use crate::gate::{Gate, KNOWN_AFTER, are_in_force, replaces};
@@ -143,6 +143,15 @@ pub(super) async fn at_reload(
         Ok(Err(error)) => bail!("cannot prepare the store: {error}"),
         Err(_) => bail!("cannot prepare the store: {NO_ANSWER}"),
     };
+    // Where another gate has replaced the rules of this one, it claims nothing.
+    if is_shared && are_in_force(&on_file, current.identity_rules()) {
+        let changes = match timeout(patience, look_for_given_up(store, current, next, &on_file)).await {
+            Ok(Ok(changes)) => changes,
+            Ok(Err(error)) => bail!("cannot look for live keys in the store: {error}"),
+            Err(_) => bail!("cannot look for live keys in the store: {NO_ANSWER}"),
+        };
+        refuse(&Forgotten { changes, lost: Vec::new() }, next, store, written, Occasion::Reload).await?;
+    }
     let is_replacing = is_shared && replaces(&on_file, next.identity_rules(), wall_clock());
     let adopting = adopt_between_gates(next, store, is_replacing, false);
     let failure = match timeout(patience, adopting).await {
@@ -327,6 +336,43 @@ mod tests {
             assert!(are_in_force(&store.identities().await.unwrap(), other.identity_rules()), "{fault:?}");
             assert_eq!((changes(&next).await, changes(&current).await), (1, 0), "{fault:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_gate_claimed_where_another_has_given_up_is_not_forgotten() {
+        let of = |name: &&str| Route { namespace: (*name).into(), ..route(name, Mode::Protect, "host") };
+        let gate = |names: &[&str]| gate_of(names.iter().map(of).collect());
+        let (both, one) = (gate(&["charges", "refunds"]), gate(&["refunds"]));
+        let store = Memory::new();
+        for gate in [&both, &one] {
+            let (origins, identities) = gate.identities();
+            assert!(store.adopt(origins, identities, false).await.unwrap().is_empty());
+        }
+        let reload = async || at_reload(&both, &one, &store, &Written::default(), true, PATIENCE).await;
+        claim(&store, &both).await;
+        let refused = reload().await.unwrap_err();
+        assert!(refused.is::<Refused>() && refused.to_string().contains("`charges`"), "{refused}");
+        let is_as_before = are_in_force(&store.identities().await.unwrap(), one.identity_rules());
+        assert!(is_as_before, "nothing is written: the other gate goes on");
+        store.remove(RecordId([1; 32]), AttemptToken([1; 16])).await.unwrap();
+        reload().await.unwrap();
+    }
+
+    /// It claims nothing, and what it had recorded before was forgotten on purpose.
+    #[tokio::test(start_paused = true)]
+    async fn a_gate_whose_namespace_another_has_replaced_may_follow_it() {
+        let of = |name: &&str| Route { namespace: (*name).into(), ..route(name, Mode::Protect, "host") };
+        let gate = |names: &[&str]| gate_of(names.iter().map(of).collect());
+        let (former, other) = (gate(&["charges"]), gate(&["payments"]));
+        let store = Memory::new();
+        let (origins, identities) = former.identities();
+        store.adopt(origins, identities, false).await.unwrap();
+        claim(&store, &former).await;
+        let (origins, identities) = other.identities();
+        store.adopt(origins, identities, true).await.unwrap();
+        at_reload(&former, &other, &store, &Written::default(), true, PATIENCE).await.unwrap();
+        let on_file = store.identities().await.unwrap();
+        assert!(on_file.iter().all(|found| found.digest.is_none() || &*found.namespace == "payments"), "{on_file:?}");
     }
 
     /// Whether the reload is refused or fails: what the other gate has recorded must be found.

@@ -287,6 +287,14 @@ impl Observer for ReturnAtEnd {
             connection.return_after_relay();
         }
     }
+
+    /// Its client sees that, and nothing else tells the operator: the head was that of an answer.
+    fn broke(&mut self) {
+        if let Some(connection) = self.0.take() {
+            let upstream = &*connection.upstream.settings().name;
+            tracing::warn!(upstream, "the upstream broke off an answer of which the client has a part");
+        }
+    }
 }
 
 /// The headers that identify a caller, whatever its route.

@@ -177,7 +177,10 @@ fn disk_of_request_bodies() {
         .collect();
     eventually("bodies without room", || (exceeded(&gate, "fair_share") >= 6.0).then_some(()));
     from(QUIET, "quiet").body(noise(SIZE / 2)).send(&gate).expect(200, "executed");
-    assert_eq!(exceeded(&gate, "max_buffered_disk"), exceeded(&gate, "fair_share"));
+    // Some may still come meanwhile, between the one look and the other.
+    eventually("each refusal counts under both limits", || {
+        (exceeded(&gate, "max_buffered_disk") == exceeded(&gate, "fair_share")).then_some(())
+    });
     drop(begun);
 }
 
