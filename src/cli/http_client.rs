@@ -88,10 +88,9 @@ impl AdminArgs {
             (None, Some(settings)) => reachable(&settings.listen)?,
             (None, None) => DEFAULT_ADDRESS.to_owned(),
         };
-        let is_plain = self.admin.is_none() && own.is_none() && settings.is_some();
         let configured = settings.as_ref().and_then(|settings| settings.strongest_token());
         let token = token.or_else(|| configured.map(|token| token.secret.0.clone()));
-        AdminClient::new(&address, token.as_deref(), self.tls(&address, own, is_plain)?)
+        AdminClient::new(&address, token.as_deref(), self.tls(&address, own)?)
     }
 
     /// Whom to believe where `[admin]` cannot be read, such as by somebody who may not read its key: a token must not go in the clear to a
@@ -114,7 +113,6 @@ impl AdminArgs {
             let known = load_admin_address(Sources::of_process(Some(config), Flags::default()));
             known.map(|(listen, is_encrypted)| (reachable(&listen), is_encrypted))
         });
-        let is_plain = self.admin.is_none() && matches!(known, Some(Ok((_, false))));
         let (address, is_encrypted) = match (self.admin.clone(), known) {
             (Some(address), known) => (address, known.is_some_and(|known| known.is_ok_and(|(_, encrypts)| encrypts))),
             (None, None) => (DEFAULT_ADDRESS.to_owned(), false),
@@ -125,24 +123,18 @@ impl AdminArgs {
             }
         };
         // The request has nothing secret, and the gate may go on with a certificate that has left its file.
-        let tls = self.tls(&address, is_encrypted.then_some(ServerTrust::Any), is_plain)?;
+        let tls = self.tls(&address, is_encrypted.then_some(ServerTrust::Any))?;
         AdminClient::new(&address, None, tls)
     }
 
     /// How its connections are encrypted, where they are; `configured` is what the configuration says of its certificate.
-    /// `is_plain` where it is known that they are not: variables may name files for other gates.
-    fn tls(
-        self,
-        address: &str,
-        configured: Option<ServerTrust>,
-        is_plain: bool,
-    ) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+    fn tls(self, address: &str, configured: Option<ServerTrust>) -> anyhow::Result<Option<Arc<ClientConfig>>> {
         let Self { admin_ca, admin_cert, admin_key, .. } = self;
         if admin_cert.is_some() != admin_key.is_some() {
             let pair = "--admin-cert and --admin-key go together, or ONCEGATE_ADMIN_CERT and ONCEGATE_ADMIN_KEY";
             bail!(WrongParameter(pair.to_owned()));
         }
-        let is_meant = configured.is_some() || !is_plain && (admin_ca.is_some() || admin_cert.is_some());
+        let is_meant = configured.is_some() || admin_ca.is_some() || admin_cert.is_some();
         if address.starts_with("http://") || !is_meant && !address.starts_with(HTTPS) {
             return Ok(None);
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderName, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use super::encoding::{Hex, put, sha256};
 use super::fingerprint::Pointer;
@@ -41,6 +41,9 @@ pub enum Found {
     /// The next place is in the body, which was not given: ask again with it.
     NeedsBody,
 }
+
+/// What the types of structured events and of batches begin with.
+const EVENT_TYPE: &str = "application/cloudevents";
 
 /// The headers that name an event in binary mode.
 static EVENT_HEADERS: [HeaderName; 2] = [HeaderName::from_static("ce-source"), HeaderName::from_static("ce-id")];
@@ -366,10 +369,19 @@ fn from_json(body: &[u8], pointer: &Pointer, max_length: usize) -> Result<Readin
 fn from_event(headers: &HeaderMap, body: Option<&[u8]>) -> Result<Reading, Invalid> {
     match Media::read(headers) {
         Some(media) if media.essence == "application/cloudevents+json" => from_structured_event(body),
-        Some(media) if media.essence.starts_with("application/cloudevents") => Ok(Reading::Absent),
-        None if headers.contains_key(CONTENT_TYPE) => invalid("an event has one Content-Type, which tells its mode"),
+        Some(media) if media.essence.starts_with(EVENT_TYPE) => Ok(Reading::Absent),
+        None if is_doubtful_event(headers) => invalid("an event has one Content-Type, which tells its mode"),
         _ => from_binary_event(headers),
     }
+}
+
+/// Whether a request whose type cannot be told may be a structured event or a batch.
+fn is_doubtful_event(headers: &HeaderMap) -> bool {
+    let is_event = |line: &HeaderValue| {
+        let line = line.as_bytes().trim_ascii_start();
+        line.get(..EVENT_TYPE.len()).is_some_and(|start| start.eq_ignore_ascii_case(EVENT_TYPE.as_bytes()))
+    };
+    headers.get_all(CONTENT_TYPE).iter().any(is_event)
 }
 
 fn from_binary_event(headers: &HeaderMap) -> Result<Reading, Invalid> {
@@ -468,8 +480,6 @@ mod reference;
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn field(text: &[u8]) -> Option<String> {
@@ -694,6 +704,8 @@ mod tests {
         assert_eq!(look("cloudevent", "/", &headers, Some("[]")), "absent", "a batch has no key");
         let headers = [headers[0], headers[1], headers[2], ("content-type", "application/json")];
         assert_eq!(look("cloudevent", "/", &headers, Some("{}")), "invalid");
+        let headers = [("content-type", "application/json"), ("content-type", "text/plain")];
+        assert_eq!(look("cloudevent", "/", &headers, Some("{}")), "absent", "it is no event");
     }
 
     #[test]

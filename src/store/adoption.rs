@@ -170,25 +170,6 @@ pub(super) fn stale(on_file: &[NamespaceRules], rules: &[NamespaceRuleSet]) -> V
     on_file.iter().filter(|found| found.digest.is_some() && !is_known(found)).cloned().collect()
 }
 
-/// Those of them that are taken off the file. A gate without rules, which protects nothing, takes none off unless it is started to
-/// forget keys: other gates of its service may go on with them.
-pub(super) fn taken_off(
-    on_file: &[NamespaceRules],
-    rules: &[NamespaceRuleSet],
-    accept_change: bool,
-) -> Vec<NamespaceRules> {
-    if rules.is_empty() && !accept_change { Vec::new() } else { stale(on_file, rules) }
-}
-
-/// The rules that take the place of `former`, where one service has the store: [`taken_off`] says why these may stay.
-pub(super) fn next(
-    former: Vec<NamespaceRuleSet>,
-    rules: Vec<NamespaceRuleSet>,
-    accept_change: bool,
-) -> Vec<NamespaceRuleSet> {
-    if rules.is_empty() && !accept_change { former } else { rules }
-}
-
 /// Those of them whose records `rules` would not find.
 pub(super) fn forgotten(on_file: &[NamespaceRules], rules: &[NamespaceRuleSet]) -> Vec<NamespaceRules> {
     let mut stale = stale(on_file, rules);

@@ -273,7 +273,7 @@ impl Store for Memory {
             if changes.is_empty() {
                 tables.origins.extend(origins.into_iter().map(|origin| (origin.id().0, origin)));
                 adoption::new_periods(&on_file, &rules, now).into_iter().for_each(|new| tables.begin(new));
-                tables.identities = adoption::next(std::mem::take(&mut tables.identities), rules, accept_change);
+                tables.identities = rules;
             }
             changes
         })

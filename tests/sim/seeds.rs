@@ -40,8 +40,9 @@ fn the_same_seed_gives_the_same_history_and_another_gives_another() {
     }
 }
 
-/// Leaves the processors to the tests of real time that run meanwhile: here, none passes.
-pub fn give_way() {
+/// Leaves the processors to the tests of real time that run meanwhile: here, none passes. Not for runs that are played to a real
+/// store, whose client waits for so long only.
+fn give_way() {
     #[cfg(target_os = "linux")]
     rustix::process::nice(10).unwrap();
 }

@@ -58,7 +58,7 @@ pub(super) fn how_to_take(present: &Present<'_>, lost: &LostKeys) -> String {
             ),
         },
         LossReason::Undelivered(route) => format!(
-            "     Keep the name `{route}` of the route, and its namespace, until `oncegate deliveries list {route}` is empty.\n"
+            "     Keep the name `{route}` of the route, and its namespace, until `oncegate deliveries list {route}\n     --state queued` is empty.\n"
         ),
         LossReason::OtherSecret => {
             "     Leave the former secret in `[store] other_id_secret_files` until they have expired.\n".to_owned()

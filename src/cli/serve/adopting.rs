@@ -116,15 +116,31 @@ async fn adopt_between_gates(
     Ok(changes)
 }
 
-/// Refuses a reload after which routes would no longer take requests that have live keys. Claims that the next routes find
-/// go on meanwhile.
-pub(super) async fn look_before_reload(next: &Gate, store: &dyn Store, written: &Written) -> anyhow::Result<()> {
-    let lost = look_for_lost(store, next.identity_rules()).await.context("cannot look for live keys in the store")?;
-    if lost.is_empty() {
+/// Refuses a reload after which routes would no longer take requests that have live keys, or keys of `current` would be forgotten
+/// that the store does not count, since another gate has given up their namespace. Claims that the next routes find go on
+/// meanwhile.
+pub(super) async fn look_before_reload(
+    current: &Gate,
+    next: &Gate,
+    store: &dyn Store,
+    written: &Written,
+    is_shared: bool,
+) -> anyhow::Result<()> {
+    let cannot = "cannot look for live keys in the store";
+    let lost = look_for_lost(store, next.identity_rules()).await.context(cannot)?;
+    let mut changes = Vec::new();
+    if is_shared {
+        let on_file = store.identities().await.context(cannot)?;
+        // Where another gate has replaced the rules of this one, it claims nothing.
+        if are_in_force(&on_file, current.identity_rules()) {
+            changes = look_for_given_up(store, current, next, &on_file).await.context(cannot)?;
+        }
+    }
+    if lost.is_empty() && changes.is_empty() {
         return Ok(());
     }
     let (origins, identities) = next.identities();
-    let changes = store.changes(origins, identities).await.context("cannot look for live keys in the store")?;
+    changes.extend(store.changes(origins, identities).await.context(cannot)?);
     refuse(&Forgotten { changes, lost }, next, store, written, Occasion::Reload).await
 }
 
@@ -143,15 +159,6 @@ pub(super) async fn at_reload(
         Ok(Err(error)) => bail!("cannot prepare the store: {error}"),
         Err(_) => bail!("cannot prepare the store: {NO_ANSWER}"),
     };
-    // Where another gate has replaced the rules of this one, it claims nothing.
-    if is_shared && are_in_force(&on_file, current.identity_rules()) {
-        let changes = match timeout(patience, look_for_given_up(store, current, next, &on_file)).await {
-            Ok(Ok(changes)) => changes,
-            Ok(Err(error)) => bail!("cannot look for live keys in the store: {error}"),
-            Err(_) => bail!("cannot look for live keys in the store: {NO_ANSWER}"),
-        };
-        refuse(&Forgotten { changes, lost: Vec::new() }, next, store, written, Occasion::Reload).await?;
-    }
     let is_replacing = is_shared && replaces(&on_file, next.identity_rules(), wall_clock());
     let adopting = adopt_between_gates(next, store, is_replacing, false);
     let failure = match timeout(patience, adopting).await {
@@ -348,14 +355,14 @@ mod tests {
             let (origins, identities) = gate.identities();
             assert!(store.adopt(origins, identities, false).await.unwrap().is_empty());
         }
-        let reload = async || at_reload(&both, &one, &store, &Written::default(), true, PATIENCE).await;
+        let look = async || look_before_reload(&both, &one, &store, &Written::default(), true).await;
         claim(&store, &both).await;
-        let refused = reload().await.unwrap_err();
+        let refused = look().await.unwrap_err();
         assert!(refused.is::<Refused>() && refused.to_string().contains("`charges`"), "{refused}");
         let is_as_before = are_in_force(&store.identities().await.unwrap(), one.identity_rules());
         assert!(is_as_before, "nothing is written: the other gate goes on");
         store.remove(RecordId([1; 32]), AttemptToken([1; 16])).await.unwrap();
-        reload().await.unwrap();
+        look().await.unwrap();
     }
 
     /// It claims nothing, and what it had recorded before was forgotten on purpose.
@@ -370,6 +377,7 @@ mod tests {
         claim(&store, &former).await;
         let (origins, identities) = other.identities();
         store.adopt(origins, identities, true).await.unwrap();
+        look_before_reload(&former, &other, &store, &Written::default(), true).await.unwrap();
         at_reload(&former, &other, &store, &Written::default(), true, PATIENCE).await.unwrap();
         let on_file = store.identities().await.unwrap();
         assert!(on_file.iter().all(|found| found.digest.is_none() || &*found.namespace == "payments"), "{on_file:?}");

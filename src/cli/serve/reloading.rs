@@ -225,7 +225,7 @@ impl Serving {
         let mut reload = gate.begin_reload(&next, PATIENCE).await.context(stuck)?;
         // Other gates may write with keys that are new here.
         let opening = self.resealer.as_ref().map(|resealer| resealer.keys().open_too(&config.sealing));
-        adopting::look_before_reload(&next, &*self.store, &written).await?;
+        adopting::look_before_reload(&gate, &next, &*self.store, &written, self.is_shared).await?;
         drop(opening);
         reload.adopt(PATIENCE).await.context(stuck)?;
         // The process may be stopped meanwhile: then it is not known what the store has adopted.

@@ -150,12 +150,9 @@ impl<'a> Coverage<'a> {
             }
             Ok(head) => {
                 let is_queued = is_accepted && listed.record.state == State::InFlight;
-                let undelivered = is_queued && !self.delivers(origin);
-                let lost = match undelivered {
-                    true => Some((LossReason::Undelivered(Arc::clone(&origin.route)), None)),
-                    false => self.end_of(namespace, former, &head),
-                };
-                let Some(lost) = lost else { return };
+                let undelivered = (is_queued && !self.delivers(origin))
+                    .then(|| (LossReason::Undelivered(Arc::clone(&origin.route)), None));
+                let Some(lost) = self.end_of(namespace, former, &head).or(undelivered) else { return };
                 (Some(format!("{} {}", head.method, head.path)), Some(head.method.to_string()), lost)
             }
             Err(_) if is_sealed(&listed.record.head) => (None, None, (LossReason::Sealed, None)),

@@ -290,9 +290,10 @@ impl Observer for ReturnAtEnd {
 
     /// Its client sees that, and nothing else tells the operator: the head was that of an answer.
     fn broke(&mut self) {
-        if let Some(connection) = self.0.take() {
+        let Some(connection) = self.0.take() else { return };
+        if let Some(others) = connection.upstream.0.broken_answers.due() {
             let upstream = &*connection.upstream.settings().name;
-            tracing::warn!(upstream, "the upstream broke off an answer of which the client has a part");
+            tracing::warn!(upstream, others, "the upstream broke off an answer of which the client has a part");
         }
     }
 }

@@ -51,6 +51,7 @@ use super::shards;
 use super::socket::GuardedIo;
 use super::usage::Usage;
 use crate::telemetry::limits::Limit;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// How long a connection may have been idle to carry an unprotected request.
 const UNPROTECTED_IDLE: Duration = Duration::from_secs(30);
@@ -109,6 +110,8 @@ struct Inner {
     usage: Arc<Usage>,
     /// When the last warning that it is unreachable was logged.
     last_warned: Mutex<Option<Instant>>,
+    /// Limits the lines on answers that it broke off.
+    broken_answers: LogThrottle,
     /// The limit on its connections, idle ones included.
     pool_limit: Arc<PoolLimit>,
     /// How many requests it has, and those that wait for their turn.
@@ -146,6 +149,7 @@ impl Upstream {
             endpoints,
             usage,
             last_warned: Mutex::default(),
+            broken_answers: LogThrottle::default(),
             pool_limit,
             turns,
             idle,

@@ -204,6 +204,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the record has an answer", looked(completed())),
         ("the record is an unknown outcome that may be probed", looked(Decision::Probe)),
         ("the record does not count", looked(Decision::Supersede)),
+        ("the record is an unknown outcome", looked(Decision::Unknown)),
         (
             "the record is this request's own claim, unknown by now",
             Event::Looked(Some(RecordView { is_own: true, ..view(Decision::Unknown) })),

@@ -161,18 +161,6 @@ pub(super) async fn rules_that_are_gone_are_forgotten_where_nothing_lives(harnes
     assert_eq!(adopt(&harness, vec![rule("charges", 1), rule("refunds", 2)], false).await, []);
 }
 
-pub(super) async fn a_gate_without_rules_leaves_those_of_others(harness: Harness) {
-    let in_force = async || {
-        let on_file = harness.store.identities().await.expect("identities works");
-        on_file.into_iter().filter(|found| found.digest.is_some()).count()
-    };
-    assert_eq!(adopt(&harness, vec![rule("charges", 1), rule("refunds", 1)], false).await, []);
-    assert_eq!(adopt(&harness, Vec::new(), false).await, []);
-    assert_eq!(in_force().await, 2);
-    assert_eq!(adopt(&harness, Vec::new(), true).await, []);
-    assert_eq!(in_force().await, 0);
-}
-
 pub(super) async fn rules_that_are_gone_are_forgotten_where_that_is_accepted(harness: Harness) {
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, []);
     record_of(&harness, 1, "shop", "charges").await;

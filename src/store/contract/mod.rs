@@ -206,7 +206,6 @@ where
         adoption::rules_that_are_gone_are_refused_while_records_live
         adoption::rules_that_are_gone_are_forgotten_where_nothing_lives
         adoption::rules_that_are_gone_are_forgotten_where_that_is_accepted
-        adoption::a_gate_without_rules_leaves_those_of_others
         adoption::another_service_is_left_alone_where_services_share_the_store
         adoption::a_change_says_what_lives_of_which_route_and_until_when
         adoption::descriptions_are_kept_with_the_rules

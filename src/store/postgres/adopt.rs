@@ -127,7 +127,7 @@ async fn adopt_within(
                       ON CONFLICT (id) DO NOTHING";
         transaction.execute_typed(insert, &values).await?;
     }
-    for stale in adoption::taken_off(&on_file, rules, accept_change) {
+    for stale in adoption::stale(&on_file, rules) {
         let values: [(&(dyn ToSql + Sync), Type); 2] =
             [(&&*stale.service, Type::TEXT), (&&*stale.namespace, Type::TEXT)];
         let delete = "DELETE FROM oncegate.identity WHERE service = $1 AND namespace = $2";

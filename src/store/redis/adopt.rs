@@ -156,7 +156,7 @@ pub(super) async fn adopt_alone(
     let is_ruled = |stale: &NamespaceRules| {
         rules.iter().any(|rule| rule.service == stale.service && rule.namespace == stale.namespace)
     };
-    for stale in adoption::taken_off(&on_file, rules, accept_change).iter().filter(|stale| !is_ruled(stale)) {
+    for stale in adoption::stale(&on_file, rules).iter().filter(|stale| !is_ruled(stale)) {
         call.arg(name(&stale.service, &stale.namespace));
     }
     if number(&store.write(call).await?)? == 1 { Ok(Vec::new()) } else { Err(lost()) }

@@ -54,7 +54,7 @@ impl Request for AdoptRequest {
             )?
             .execute(params![origin.id().0, &*origin.service, &*origin.namespace, &*origin.route])?;
         }
-        for stale in adoption::taken_off(&on_file, &self.rules, self.accept_change) {
+        for stale in adoption::stale(&on_file, &self.rules) {
             conn.prepare_cached("DELETE FROM identity WHERE service = ?1 AND namespace = ?2")?
                 .execute(params![&*stale.service, &*stale.namespace])?;
         }

@@ -18,7 +18,7 @@ use crate::history::EPOCH;
 use crate::ledger::Line;
 use crate::provided::migrated;
 use crate::report::command;
-use crate::seeds::{asked_for, give_way, share_of};
+use crate::seeds::{asked_for, share_of};
 use crate::servers::{Database, Session};
 
 /// How many crowds, and how many runs alone, are played each way.
@@ -54,7 +54,6 @@ pub enum Way {
 
 fn hold(test: &str, nth: u64, way: Way) {
     let Some(house) = House::open(way) else { return };
-    give_way();
     let (began, mut met) = (Instant::now(), Met::default());
     let (crowds, runs) = (share_of(CROWDS), share_of(RUNS));
     let mut calls = 0;

@@ -16,7 +16,7 @@ use super::{Clock, Difference, STORES, Stage};
 use crate::history::EPOCH;
 use crate::ledger::Line;
 use crate::report::command;
-use crate::seeds::{asked_for, give_way, share_of};
+use crate::seeds::{asked_for, share_of};
 use crate::servers::Redis;
 
 /// How many crowds, and how many runs alone, are played.
@@ -29,7 +29,6 @@ const STOPPED: &str = "local now = tonumber(redis.call('GET', 'clock'))\n";
 #[test]
 fn it_says_what_was_said() {
     let Some(house) = House::open() else { return };
-    give_way();
     let (began, mut met) = (Instant::now(), Met::default());
     let (crowds, runs) = (share_of(CROWDS), share_of(RUNS));
     let mut calls = 0;

@@ -120,6 +120,8 @@ fn accepted_requests_are_lost_where_their_route_is_renamed() {
     assert_eq!(reason(&is, State::InFlight, false), None, "its record is found");
     assert_eq!(reason(&is, State::Unknown, true), None, "it was given up");
     assert_eq!(reason(&gate(&["any n /{*rest}", "more n /v1/more"]), State::InFlight, true), None);
+    // No route takes a retry either.
+    assert_eq!(reason(&gate(&["other n /y"]), State::InFlight, true), Some(LossReason::NoRoute));
 }
 
 #[test]

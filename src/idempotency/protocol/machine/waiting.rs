@@ -79,7 +79,8 @@ impl Protocol {
             Event::Followed(Followed::Found { decision: Decision::Probe, until }) => {
                 self.reply(Reply::Decided { decision: Decision::Unknown, until })
             }
-            Event::Followed(_) => self.look(Waiting { pause: FIRST_LOOK, ..waiting }),
+            // Its leader sends nothing again any more.
+            Event::Followed(_) => self.look(Waiting { pause: FIRST_LOOK, doubt: Some(Duration::ZERO), ..waiting }),
             _ => self.stay(Phase::Waiting(waiting)),
         }
     }
@@ -122,8 +123,11 @@ impl Protocol {
                 self.wait_elsewhere(now, Waiting { attempt, at: now, doubt: None, ..waiting }, share)
             }
             Decision::Unknown if self.limits.attempts > 1 && waiting.doubt.is_none_or(|doubt| now < doubt) => {
-                let doubt = waiting.doubt.or(Some(now + UNKNOWN_FOR));
-                self.wait_elsewhere(now, Waiting { doubt, ..waiting }, share)
+                let pause = if waiting.doubt.is_none() { FIRST_LOOK } else { waiting.pause };
+                let doubt = waiting.doubt.unwrap_or(now + UNKNOWN_FOR);
+                let place = Place::OtherProcess { look: (now + pause).min(doubt) };
+                let waiting = Waiting { place, pause, doubt: Some(doubt), ..waiting };
+                self.go(Phase::Waiting(waiting), share.into_iter().chain([Action::Watch]))
             }
             // A probe is due. A request that waits asks nothing: it looks at the record again.
             Decision::Probe => {
