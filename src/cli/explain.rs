@@ -29,8 +29,8 @@ mod report;
 ///
 /// The request is written as for curl, whose command lines can mostly be pasted, with the word `curl` or without: GET, or
 /// POST where there is a body; a body without a Content-Type counts as application/x-www-form-urlencoded. Only the headers
-/// that are given count, and the Content-Length of the body. Flags that change nothing about the request are ignored, such as -i, -s, -o, -f, --max-time, --retry
-/// and --http2.
+/// that are given count, and the Content-Length of the body. Flags that change nothing about the request are ignored, such
+/// as -i, -s, -o, -f, --max-time, --retry and --http2.
 #[derive(Args, Debug)]
 pub(super) struct ExplainArgs {
     #[command(flatten)]

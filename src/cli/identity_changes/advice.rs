@@ -58,7 +58,8 @@ pub(super) fn how_to_take(present: &Present<'_>, lost: &LostKeys) -> String {
             ),
         },
         LossReason::Undelivered(route) => format!(
-            "     Keep the name `{route}` of the route, and its namespace, until `oncegate deliveries list {route}\n     --state queued` is empty.\n"
+            "     Keep the name `{route}` of the route, and its namespace, until none is left in\n     \
+             `oncegate deliveries list {route} --state queued`.\n"
         ),
         LossReason::OtherSecret => {
             "     Leave the former secret in `[store] other_id_secret_files` until they have expired.\n".to_owned()
