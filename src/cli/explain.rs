@@ -63,8 +63,9 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
         Ok(config) => config,
         Err(status) => return Ok(status),
     };
-    let head = announced(head, body.as_deref().unwrap_or_default());
-    let request = ExplainedRequest { head: head.clone(), body: body.as_deref().unwrap_or_default(), type_is_default };
+    let body = body.as_deref().unwrap_or_default();
+    let head = announced(head, body);
+    let request = ExplainedRequest { head: head.clone(), body, type_is_default };
     let sample = Sample {
         head,
         body: request.body,

@@ -82,7 +82,9 @@ impl NamespaceRules {
         self.is_for(rule) && rule.finds(self.digest) && self.in_force().contains(&rule.digest)
     }
 
-    fn is_for(&self, rule: &NamespaceRuleSet) -> bool {
+    /// Whether they are of the same namespace of the same service.
+    #[must_use]
+    pub fn is_for(&self, rule: &NamespaceRuleSet) -> bool {
         self.service == rule.service && self.namespace == rule.namespace
     }
 }

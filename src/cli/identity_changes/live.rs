@@ -33,9 +33,9 @@ pub(in crate::cli) async fn look_for_given_up(
 ) -> Result<Vec<IdentityChange>, Error> {
     let (mut given_up, (_, adopting)) = (current.identities().1, next.identities());
     given_up.retain(|own| {
-        let is_same = |service: &Arc<str>, namespace: &Arc<str>| *service == own.service && *namespace == own.namespace;
-        let is_on_file = |found: &NamespaceRules| found.digest.is_some() && is_same(&found.service, &found.namespace);
-        let finds = |rule: &NamespaceRuleSet| is_same(&rule.service, &rule.namespace) && rule.finds(Some(own.digest));
+        let is_on_file = |found: &NamespaceRules| found.digest.is_some() && found.is_for(own);
+        // A reload keeps the service.
+        let finds = |rule: &NamespaceRuleSet| rule.namespace == own.namespace && rule.finds(Some(own.digest));
         !on_file.iter().any(is_on_file) && !adopting.iter().any(finds)
     });
     if given_up.is_empty() {

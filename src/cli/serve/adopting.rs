@@ -196,7 +196,7 @@ fn beside(current: &Gate, on_file: &[NamespaceRules]) -> Vec<NamespaceRuleSet> {
     let (_, mut rules) = current.identities();
     let service = current.identity_rules().service();
     let others = on_file.iter().filter(|found| found.service == *service);
-    let others = others.filter(|found| !rules.iter().any(|rule| rule.namespace == found.namespace));
+    let others = others.filter(|found| !rules.iter().any(|rule| found.is_for(rule)));
     let others: Vec<NamespaceRuleSet> = others.filter_map(NamespaceRuleSet::on_file).collect();
     rules.extend(others);
     rules
@@ -292,6 +292,12 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
+    /// A gate with a route in each of these namespaces, and of its name.
+    fn gate_of_namespaces(names: &[&str]) -> Arc<Gate> {
+        let of = |name: &&str| Route { namespace: (*name).into(), ..route(name, Mode::Protect, "host") };
+        gate_of(names.iter().map(of).collect())
+    }
+
     async fn claim(store: &dyn Store, gate: &Gate) {
         let span = Duration::from_secs(60);
         let (attempt, head) = (AttemptToken([1; 16]), Bytes::new());
@@ -347,9 +353,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_a_gate_claimed_where_another_has_given_up_is_not_forgotten() {
-        let of = |name: &&str| Route { namespace: (*name).into(), ..route(name, Mode::Protect, "host") };
-        let gate = |names: &[&str]| gate_of(names.iter().map(of).collect());
-        let (both, one) = (gate(&["charges", "refunds"]), gate(&["refunds"]));
+        let (both, one) = (gate_of_namespaces(&["charges", "refunds"]), gate_of_namespaces(&["refunds"]));
         let store = Memory::new();
         for gate in [&both, &one] {
             let (origins, identities) = gate.identities();
@@ -368,9 +372,7 @@ mod tests {
     /// It claims nothing, and what it had recorded before was forgotten on purpose.
     #[tokio::test(start_paused = true)]
     async fn a_gate_whose_namespace_another_has_replaced_may_follow_it() {
-        let of = |name: &&str| Route { namespace: (*name).into(), ..route(name, Mode::Protect, "host") };
-        let gate = |names: &[&str]| gate_of(names.iter().map(of).collect());
-        let (former, other) = (gate(&["charges"]), gate(&["payments"]));
+        let (former, other) = (gate_of_namespaces(&["charges"]), gate_of_namespaces(&["payments"]));
         let store = Memory::new();
         let (origins, identities) = former.identities();
         store.adopt(origins, identities, false).await.unwrap();

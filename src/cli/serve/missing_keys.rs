@@ -51,7 +51,7 @@ pub(super) async fn warn_at_start(resealer: Arc<Resealer>) {
     let Ok(locked) = resealer.look_for_locked(AT_START).await else { return };
     if let Some(words) = in_words(&locked) {
         let configured = resealer.keys().ids().join(", ");
-        tracing::warn!(records = locked.lacking() + locked.plain(), configured, "{words}");
+        tracing::warn!(records = locked.count(), configured, "{words}");
     }
 }
 
@@ -61,7 +61,7 @@ pub(super) async fn warn_at_reload(resealer: &Resealer, removed: &[Arc<str>]) ->
     let looked = timeout(LIMIT, resealer.look_for_locked(AT_RELOAD)).await;
     let (locked, removed) = (looked.ok().and_then(Result::ok), removed.join(", "));
     let (records, words) = match &locked {
-        Some(locked) => match (locked.lacking() + locked.plain(), locked.is_partial) {
+        Some(locked) => match (locked.count(), locked.is_partial) {
             (0, true) => (0, UNKNOWN.to_owned()),
             (records, _) => (records, in_words(locked)?),
         },

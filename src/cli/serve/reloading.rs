@@ -240,7 +240,7 @@ impl Serving {
             is_stricter = gate.sealed_origins().is_empty() && !next.sealed_origins().is_empty();
             resealer.keys().be_strict(next.sealed_origins());
             if is_stricter || !removed.is_empty() {
-                // What is unreadable from now on may have been read before.
+                // Memory may hold answers of records that this gate no longer reads.
                 self.cached.forget_all();
             }
             resealer.count_again();

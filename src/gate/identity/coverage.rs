@@ -73,7 +73,7 @@ pub enum LossReason {
     Unprotected(Arc<str>, Mode),
     /// This route takes it, and looks for its key in another namespace.
     Other(Arc<str>),
-    /// It was accepted by this route and waits for its delivery, and there is no such route any more to deliver it.
+    /// This route accepted its request, and no route of that name and namespace is left to deliver it.
     Undelivered(Arc<str>),
     /// Its id was made with a secret that the configuration no longer has.
     OtherSecret,

@@ -14,7 +14,7 @@ use crate::http::limits::{LINE_OVERHEAD, Limits, size_of_fields};
 
 /// Checks a head, and joins its cookies.
 pub(super) fn judge(parts: &mut Parts, limits: &Limits) -> Result<(), Fault> {
-    // h2 refuses what is larger than its own limit, which is not below 48 KiB.
+    // h2 refuses heads above its own limit, which is 48 KiB or more.
     if size(parts) >= limits.max_header_size {
         return Err(Fault::HeadTooLarge);
     }

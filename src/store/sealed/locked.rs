@@ -34,6 +34,12 @@ pub struct Pace {
 }
 
 impl Locked {
+    /// How many were found.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.lacking.len() + self.plain.len()
+    }
+
     /// How many are encrypted with a key that is not configured.
     #[must_use]
     pub fn lacking(&self) -> usize {
@@ -132,7 +138,8 @@ impl Resealer {
     ) -> Result<bool, Error> {
         let (store, keys, chunk) = (self.store(), self.keys(), self.chunk());
         let Some(resealing) = store.resealing() else { return Ok(true) };
-        // Whose they are, and whether they are live, is asked of those alone that are not read: as a rule there are none, or `seal` is new.
+        // Whose they are, and whether they are live, is asked of those alone that are not read: as a rule there are none,
+        // unless `seal` is new.
         let (mut found, mut after, mut is_whole) = (HashMap::new(), None, true);
         let mut budget = LookBudget::begin(first_deadline, pace);
         loop {
