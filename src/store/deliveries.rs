@@ -134,6 +134,8 @@ pub struct Delivery {
     pub head: Bytes,
     /// What the last change left to say of it.
     pub note: Option<Bytes>,
+    /// The store's time when it was read.
+    pub now: Timestamp,
 }
 
 /// Where a delivery stands. Whether an attempt is under way, its record says.
@@ -198,8 +200,6 @@ pub struct Batch {
 pub struct Taken {
     /// It, as it is now: it is due when the hold ends.
     pub delivery: Delivery,
-    /// When it was taken.
-    pub now: Timestamp,
     /// See [`NewDelivery::request`].
     pub request: Bytes,
     /// See [`NewDelivery::body`].
@@ -260,8 +260,6 @@ pub struct DeliveryFilter {
 pub struct DeliveryPage {
     /// They, in the order of acceptance.
     pub deliveries: Vec<Delivery>,
-    /// The store's time.
-    pub now: Timestamp,
     /// After which place the next page goes on; `None` if none is left.
     pub next: Option<Sequence>,
 }
@@ -339,18 +337,18 @@ impl Delivery {
         matches!(self.state, DeliveryState::Dead { .. })
     }
 
-    /// How long it waits from `now` on; no time where it is due or was given up.
+    /// How long it waited still when it was read; no time where it was due or given up.
     #[must_use]
-    pub fn due_in(&self, now: Timestamp) -> Duration {
+    pub fn due_in(&self) -> Duration {
         match self.state {
-            DeliveryState::Queued { due } => due.since(now),
+            DeliveryState::Queued { due } => due.since(self.now),
             DeliveryState::Dead { .. } => Duration::ZERO,
         }
     }
 
     /// The record that stands for it where none has been claimed yet: in flight, or unknown until a dead one expires.
     #[must_use]
-    pub fn as_listed(self, now: Timestamp) -> RecordEntry {
+    pub fn as_listed(self) -> RecordEntry {
         let (state, until) = match self.state {
             DeliveryState::Queued { due } => (State::InFlight, due),
             DeliveryState::Dead { until } => (State::Unknown, until),
@@ -360,18 +358,18 @@ impl Delivery {
             id: self.id,
             origin: self.origin,
             record: Record { attempt, state, claimed_at, until, head, answer: None },
-            now,
+            now: self.now,
         }
     }
 }
 
 impl DeliveryPage {
     /// Of up to `limit` deliveries, and one more if there is one.
-    pub(super) fn of(mut deliveries: Vec<Delivery>, now: Timestamp, limit: usize) -> Self {
+    pub(super) fn of(mut deliveries: Vec<Delivery>, limit: usize) -> Self {
         let is_more = deliveries.len() > limit;
         deliveries.truncate(limit);
         let next = deliveries.last().filter(|_| is_more).map(|last| last.sequence);
-        Self { deliveries, now, next }
+        Self { deliveries, next }
     }
 }
 

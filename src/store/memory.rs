@@ -389,7 +389,7 @@ impl Tables {
         self.entries.values().for_each(|entry| add(entry.origin, &entry.record));
         for (origin, delivery) in self.queue.all() {
             if !self.entries.get(&delivery.id).is_some_and(|entry| is_live(&entry.record)) {
-                add(origin, &delivery.clone().as_listed(now).record);
+                add(origin, &delivery.clone().as_listed().record);
             }
         }
         live.into_values().collect()
@@ -484,7 +484,7 @@ impl Resealing for Memory {
     }
 
     async fn delivery_values(&self, id: RecordId) -> Result<Option<(Delivery, DeliveryValues)>, Error> {
-        self.with(|tables, _| tables.delivery_values(id))
+        self.with(|tables, now| tables.delivery_values(id, now))
     }
 
     async fn reseal_delivery(

@@ -47,8 +47,10 @@ impl Bulk<'_> {
         loop {
             let page = queue.deliveries(of.clone(), after, CHUNK).await;
             let page = page.map_err(|error| report.broken_off().caused_by(error))?;
-            report.as_of.get_or_insert(page.now);
-            let listed = |each: Delivery| (each.clone(), each.as_listed(page.now));
+            if let Some(first) = page.deliveries.first() {
+                report.as_of.get_or_insert(first.now);
+            }
+            let listed = |each: Delivery| (each.clone(), each.as_listed());
             let mut found: Vec<(Delivery, RecordEntry)> = page.deliveries.into_iter().map(listed).collect();
             let pinned = pinned(filter, report.as_of);
             found.retain(|(_, each)| {

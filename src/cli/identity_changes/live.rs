@@ -81,7 +81,7 @@ async fn look_at_each(
     loop {
         let page = queue.deliveries(filter.clone(), after, CHUNK).await?;
         for delivery in page.deliveries {
-            look(&delivery.as_listed(page.now), true);
+            look(&delivery.as_listed(), true);
         }
         after = page.next;
         if after.is_none() {

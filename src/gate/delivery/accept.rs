@@ -37,7 +37,6 @@ use crate::route::Route;
 use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, Taken};
 use crate::store::{Error, RecordEntry, Store};
 use crate::telemetry::outcome::{Code, Outcome};
-use crate::telemetry::wall_clock;
 
 /// The state of a request that was given up.
 const DEAD: &str = "dead";
@@ -223,9 +222,7 @@ impl ProtectedRequest {
         Ok(match known {
             Known::Accepted => self.accepted_reply("queued", Duration::ZERO),
             Known::Queued(delivery) => match self.is_retry_of(&delivery.head).await {
-                Ok(None) => {
-                    self.accepted_reply(if delivery.is_dead() { DEAD } else { "queued" }, delivery.due_in(wall_clock()))
-                }
+                Ok(None) => self.accepted_reply(if delivery.is_dead() { DEAD } else { "queued" }, delivery.due_in()),
                 Ok(Some(decision)) => self.reply(decision, None),
                 Err(problem) => self.problem(problem),
             },
@@ -275,9 +272,7 @@ impl ProtectedRequest {
             Ok((delivery, store.get(self.id).await?))
         };
         Ok(match timeout_at(self.store_deadline(), finding).await {
-            Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => {
-                self.accepted_reply("queued", delivery.due_in(wall_clock()))
-            }
+            Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => self.accepted_reply("queued", delivery.due_in()),
             Ok(Ok((None, _))) if !is_accepted => return Err(Instead::Run),
             Ok(Ok((_, Some(RecordEntry { record: same, .. })))) if same.version() == record.version() => {
                 self.permitted_reply(Decision::Unknown, Some(record.until)).await
@@ -296,7 +291,7 @@ impl ProtectedRequest {
         Ok(difference(is_same, head.proof.as_ref(), self.proof.as_ref()))
     }
 
-    /// The 202. `due_in` is the time until the next attempt, by this gate's clock.
+    /// The 202. `due_in` is the time until the next attempt.
     fn accepted_reply(&self, state: &'static str, due_in: Duration) -> Reply {
         let location = request_status::path_of(self.id);
         let document = json!({ "id": self.id.to_string(), "state": state, "status": location });
@@ -362,8 +357,14 @@ impl ProtectedRequest {
         let Delivery { token, accepted_at, .. } = taken.delivery;
         let (head_of_record, timeout) = (taken.delivery.head.clone(), policy.deliver.timeout);
         let unknown_ttl = record.details().unknown_ttl.unwrap_or(policy.unknown_ttl);
-        let kept =
-            DeliveryContext { head: head_of_record, timeout, token, unknown_ttl, accepted_at, taken_at: taken.now };
+        let kept = DeliveryContext {
+            head: head_of_record,
+            timeout,
+            token,
+            unknown_ttl,
+            accepted_at,
+            taken_at: taken.delivery.now,
+        };
         let identifier = gate.identifiers.all().nth(made_by).unwrap_or(&gate.identifiers.first).clone();
         Ok(Self {
             gate: Arc::clone(gate),

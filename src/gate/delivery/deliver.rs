@@ -328,8 +328,8 @@ impl Gate {
         taken: &Taken,
         policy: &Policy,
     ) -> Result<Disposition, Error> {
-        let Delivery { id, attempts, accepted_at, queued_at, .. } = taken.delivery;
-        let age = taken.now.since(queued_at);
+        let Delivery { id, attempts, accepted_at, queued_at, now, .. } = taken.delivery;
+        let age = now.since(queued_at);
         if policy.deliver.is_too_late(age) {
             let found = self.shared.store.get(id).await?.map(|found| found.record);
             match found.filter(|record| record.state == State::InFlight || record.until > accepted_at) {

@@ -28,7 +28,7 @@ use crate::store::deliveries::{self, Delivery, DeliveryState};
 use crate::store::{Error, Origin, RecordEntry};
 use crate::telemetry::deliveries::{ended_attempts, note_of};
 use crate::telemetry::outcome::{Code, Outcome};
-use crate::telemetry::{rfc3339, wall_clock};
+use crate::telemetry::rfc3339;
 
 const PATH: &str = "/.well-known/oncegate/requests/";
 
@@ -253,7 +253,7 @@ impl Gate {
             document["expires_at"] = rfc3339(record.until).into();
         }
         let due_in = found.delivery.as_ref().filter(|_| progress == DeliveryProgress::Queued);
-        let due_in = due_in.map_or(Duration::ZERO, |delivery| delivery.due_in(wall_clock()));
+        let due_in = due_in.map_or(Duration::ZERO, Delivery::due_in);
         Ok(Reply::new(Outcome::Accepted, self.document(route, progress, due_in, &document)))
     }
 

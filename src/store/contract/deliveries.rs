@@ -127,7 +127,12 @@ pub(super) async fn what_is_taken_is_held(harness: Harness) {
     let short = Take { hold: super::SHORT, ..all() };
     let first = take(queue, short).await.taken.remove(0);
     assert_eq!((&first.request[..], &first.body[..]), (&[1; 4][..], &[1; 5][..]));
+    // By the clock of the store, whatever the time is here.
+    assert_eq!(first.delivery.due_in(), super::SHORT);
+    let wait = || async { queue.delivery(id(1)).await.expect("the store works").expect("it is there").due_in() };
+    assert!(wait().await <= super::SHORT);
     short_passes(&harness).await;
+    assert_eq!(wait().await, Duration::ZERO);
     let second = take(queue, all()).await.taken.remove(0);
     // The first holder comes too late, but to say that it is over.
     let postpone = Change::Postpone { delay: Duration::ZERO, is_attempt: true, note: None };

@@ -103,7 +103,10 @@ pub(super) async fn values_of_deliveries_are_replaced_where_the_note_is_the_same
     let (token, origin) = (attempt(1), origin("r").id());
     let (head, request, body) = (bytes("head"), bytes("request"), bytes("body"));
     queue.accept(id(1), NewDelivery { token, origin, lane: Lane(0), head, request, body }).await.expect("accept works");
-    let find = || async { resealing.delivery_values(id(1)).await.expect("it works").expect("it is there") };
+    let find = || async {
+        let (found, values) = resealing.delivery_values(id(1)).await.expect("it works").expect("it is there");
+        (Delivery { now: found.accepted_at, ..found }, values)
+    };
     let (stood, values) = find().await;
     assert_eq!((&values.request[..], &values.body[..]), (&b"request"[..], &b"body"[..]));
     let new = |note: Option<&'static str>| DeliveryValues {

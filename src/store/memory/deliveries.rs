@@ -54,7 +54,7 @@ impl Deliveries for Memory {
             }
             match tables.queue.kept.get(&id) {
                 Some(kept) if kept.delivery.token == new.token => Acceptance::Accepted,
-                Some(kept) => Acceptance::Queued(tables.shown(kept)),
+                Some(kept) => Acceptance::Queued(tables.shown(kept, now)),
                 None => {
                     tables.queue.keep(id, new, now);
                     Acceptance::Accepted
@@ -64,7 +64,7 @@ impl Deliveries for Memory {
     }
 
     async fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Error> {
-        self.with(|tables, _| tables.queue.kept.get(&id).map(|kept| tables.shown(kept)))
+        self.with(|tables, now| tables.queue.kept.get(&id).map(|kept| tables.shown(kept, now)))
     }
 
     async fn take_due(&self, take: Take) -> Result<Batch, Error> {
@@ -94,14 +94,14 @@ impl Deliveries for Memory {
         limit: usize,
     ) -> Result<DeliveryPage, Error> {
         self.with(|tables, now| {
-            let deliveries = tables.queue.kept.values().map(|kept| tables.shown(kept));
+            let deliveries = tables.queue.kept.values().map(|kept| tables.shown(kept, now));
             let mut found: Vec<Delivery> = deliveries
                 .filter(|delivery| after.is_none_or(|after| delivery.sequence > after) && filter.passes(delivery))
                 .collect();
             found.sort_by_key(|delivery| delivery.sequence);
             // One extra delivery shows whether there are more.
             found.truncate(limit.saturating_add(1));
-            DeliveryPage::of(found, now, limit)
+            DeliveryPage::of(found, limit)
         })
     }
 
@@ -150,15 +150,15 @@ impl Deliveries for Memory {
 }
 
 impl Tables {
-    pub(super) fn delivery_values(&self, id: RecordId) -> Option<(Delivery, DeliveryValues)> {
+    pub(super) fn delivery_values(&self, id: RecordId, now: Timestamp) -> Option<(Delivery, DeliveryValues)> {
         let kept = self.queue.kept.get(&id)?;
         let (head, note) = (kept.delivery.head.clone(), kept.delivery.note.clone());
         let values = DeliveryValues { head, request: kept.request.clone(), body: kept.body.clone(), note };
-        Some((self.shown(kept), values))
+        Some((self.shown(kept, now), values))
     }
 
-    fn shown(&self, kept: &Kept) -> Delivery {
-        Delivery { origin: self.origins.get(&kept.origin.0).cloned(), ..kept.delivery.clone() }
+    fn shown(&self, kept: &Kept, now: Timestamp) -> Delivery {
+        Delivery { origin: self.origins.get(&kept.origin.0).cloned(), now, ..kept.delivery.clone() }
     }
 
     fn take_due(&mut self, take: &Take, now: Timestamp) -> Batch {
@@ -237,6 +237,7 @@ impl Queue {
             attempts: 0,
             head,
             note: None,
+            now,
         };
         self.kept.insert(id, Kept { delivery, origin, request, body });
     }
@@ -288,8 +289,7 @@ impl Queue {
         // Where there are few lanes, more of the oldest.
         due.truncate(limit - by_lane.len());
         let taken = |kept: &Kept| Taken {
-            delivery: kept.delivery.clone(),
-            now,
+            delivery: Delivery { now, ..kept.delivery.clone() },
             request: kept.request.clone(),
             body: kept.body.clone(),
         };

@@ -39,7 +39,7 @@ pub(super) const FINISH: Query =
     Query { sql: "SELECT oncegate.finish_deliveries_v1($1, $2)", types: &[Type::BYTEA_ARRAY, Type::BYTEA_ARRAY] };
 
 const TAKE: &str = "SELECT t.id, t.token, t.sequence, t.lane, t.accepted_at, t.queued_at, t.due, NULL::bigint, t.attempts, \
-     t.head, t.note, o.service, o.namespace, o.route, t.request, t.body, t.now, t.is_more, t.last_lane, t.next_due, \
+     t.head, t.note, o.service, o.namespace, o.route, t.now, t.request, t.body, t.is_more, t.last_lane, t.next_due, \
      t.is_lane_next \
      FROM oncegate.take_due_v3($1, $2, $3, $4, $5, $6, $7, $8, $9) t LEFT JOIN oncegate.origin o ON o.id = $1";
 
@@ -230,8 +230,7 @@ impl Deliveries for Postgres {
         ];
         let rows = self.pool.query(&sql, &values).await?;
         let found = rows.iter().map(delivery).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
-        let now = rows.first().map(|found| row::time(found, 14)).transpose().map_err(unreadable)?;
-        Ok(DeliveryPage::of(found, now.unwrap_or(Timestamp(0)), limit))
+        Ok(DeliveryPage::of(found, limit))
     }
 
     async fn count_deliveries(&self) -> Result<Vec<DeliveryCount>, Error> {
@@ -368,14 +367,14 @@ fn delivery(found: &Row) -> Result<Delivery, Unreadable> {
         attempts: u32::try_from(row::get::<i32>(found, 8)?).unwrap_or_default(),
         head: bytes(9)?.unwrap_or_default(),
         note: bytes(10)?,
+        now: row::time(found, 14)?,
     })
 }
 
 /// The deliveries that a take gives, and where the next take starts. Its last row has no id, and says the rest.
 fn taken(found: &Row) -> Result<Taken, Unreadable> {
     let bytes = |column| row::get::<&[u8]>(found, column).map(Bytes::copy_from_slice);
-    let (request, body) = (bytes(14)?, bytes(15)?);
-    Ok(Taken { delivery: delivery(found)?, now: row::time(found, 16)?, request, body })
+    Ok(Taken { delivery: delivery(found)?, request: bytes(15)?, body: bytes(16)? })
 }
 
 fn batch(rows: &[Row]) -> Result<(Batch, Position), Unreadable> {
@@ -388,7 +387,7 @@ fn batch(rows: &[Row]) -> Result<(Batch, Position), Unreadable> {
             }
             continue;
         }
-        let now = row::time(found, 16)?;
+        let now = row::time(found, 14)?;
         batch.is_more = row::get(found, 17)?;
         reached = Position {
             lane: row::get(found, 18)?,

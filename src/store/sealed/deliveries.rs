@@ -40,7 +40,7 @@ impl Deliveries for Sealed {
 
     async fn take_due(&self, take: Take) -> Result<Batch, Error> {
         let batch = deliveries::of(&*self.store)?.take_due(take).await?;
-        let taken = batch.taken.into_iter().map(|Taken { delivery, now, request, body }| {
+        let taken = batch.taken.into_iter().map(|Taken { delivery, request, body }| {
             // All parts were sealed at once. Where the store says that the request comes from does not count: who could write
             // there could say anything.
             let is_sealed = [&delivery.head, &request, &body].iter().any(|part| Sealing::of(part) != Sealing::Plain);
@@ -54,7 +54,7 @@ impl Deliveries for Sealed {
                 }
                 _ => Default::default(),
             };
-            Taken { delivery: self.open_delivery(delivery, is_strict), now, request, body }
+            Taken { delivery: self.open_delivery(delivery, is_strict), request, body }
         });
         Ok(Batch { taken: taken.collect(), ..batch })
     }

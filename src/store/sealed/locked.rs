@@ -183,7 +183,7 @@ impl Resealer {
             let page = queue.deliveries(filter, after, self.chunk()).await?;
             for delivery in page.deliveries {
                 let note = delivery.note.clone();
-                locked.look_at(&delivery.as_listed(page.now), note.as_ref(), self.service(), self.keys());
+                locked.look_at(&delivery.as_listed(), note.as_ref(), self.service(), self.keys());
             }
             after = page.next;
             if after.is_none() {

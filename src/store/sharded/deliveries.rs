@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::member::Member;
 use super::{Sharded, not_all};
-use crate::idempotency::record::{RecordId, Timestamp};
+use crate::idempotency::record::RecordId;
 use crate::store::deliveries::{
     self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
     NewDelivery, Sequence, Take,
@@ -105,13 +105,12 @@ impl Deliveries for Sharded {
             Box::pin(async move { deliveries::of(&*store)?.deliveries(filter, after, limit).await })
         };
         let pages = self.of_all(call).await?;
-        let now = pages.iter().map(|page| page.now).max().unwrap_or(Timestamp(0));
         // Behind the end of a page, its database may have more.
         let bound = pages.iter().filter_map(|page| page.next).min();
         let mut found: Vec<Delivery> = pages.into_iter().flat_map(|page| page.deliveries).collect();
         found.retain(|delivery| bound.is_none_or(|bound| delivery.sequence <= bound));
         found.sort_by_key(|delivery| delivery.sequence);
-        let page = DeliveryPage::of(found, now, limit);
+        let page = DeliveryPage::of(found, limit);
         Ok(DeliveryPage { next: page.next.or(bound), ..page })
     }
 

@@ -141,7 +141,8 @@ impl Request for AcceptRequest {
             return Ok(Acceptance::Recorded { record, now });
         }
         let queued = select("", "WHERE d.id = ?1");
-        let queued = session.conn.prepare_cached(&queued)?.query_row([id.0], delivery).optional()?;
+        let queued =
+            session.conn.prepare_cached(&queued)?.query_row([id.0], |found| delivery(found, now)).optional()?;
         match queued {
             Some(queued) if queued.token == self.new.token => return Ok(Acceptance::Accepted),
             Some(queued) => return Ok(Acceptance::Queued(queued)),
@@ -184,10 +185,10 @@ impl Request for TakeRequest {
             let mut id = None;
             let taken = whole.query_row([sequence], |found| {
                 id = found.get(0).ok().map(RecordId);
-                let mut delivery = delivery(found)?;
+                let mut delivery = delivery(found, now)?;
                 delivery.state = DeliveryState::Queued { due: until };
                 let bytes = |column| row::read_bytes(found, column).map(Option::unwrap_or_default);
-                Ok(Taken { delivery, now, request: bytes(14)?, body: bytes(15)? })
+                Ok(Taken { delivery, request: bytes(14)?, body: bytes(15)? })
             });
             let mut hold = session.conn.prepare_cached("UPDATE delivery SET due = ?2 WHERE sequence = ?1")?;
             hold.execute(params![sequence, row::time(until)])?;
@@ -424,8 +425,8 @@ impl Request for SweepDeliveriesRequest {
     }
 }
 
-/// The delivery of a row of [`select`].
-pub(super) fn delivery(found: &Row<'_>) -> rusqlite::Result<Delivery> {
+/// The delivery of a row of [`select`], read at `now`.
+pub(super) fn delivery(found: &Row<'_>, now: Timestamp) -> rusqlite::Result<Delivery> {
     let due = row::read_time(found, 6)?;
     let dead = found.get::<_, Option<i64>>(7)?.map(|_| row::read_time(found, 7)).transpose()?;
     Ok(Delivery {
@@ -440,5 +441,6 @@ pub(super) fn delivery(found: &Row<'_>) -> rusqlite::Result<Delivery> {
         attempts: found.get(8)?,
         head: row::read_bytes(found, 9)?.unwrap_or_default(),
         note: row::read_bytes(found, 10)?,
+        now,
     })
 }

@@ -16,14 +16,14 @@ use crate::store::resealing::DeliveryValues;
 impl Reader {
     pub(super) fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Failure> {
         let sql = select("", "WHERE d.id = ?1");
-        Ok(self.conn.prepare_cached(&sql)?.query_row([id.0], delivery).optional()?)
+        Ok(self.conn.prepare_cached(&sql)?.query_row([id.0], |found| delivery(found, self.now())).optional()?)
     }
 
     pub(super) fn delivery_values(&self, id: RecordId) -> Result<Option<(Delivery, DeliveryValues)>, Failure> {
         let sql = select(", d.request, d.body", "WHERE d.id = ?1");
         let mut find = self.conn.prepare_cached(&sql)?;
         let found = find.query_row([id.0], |found| {
-            let delivery = delivery(found)?;
+            let delivery = delivery(found, self.now())?;
             let bytes = |column| row::read_bytes(found, column).map(Option::unwrap_or_default);
             let (head, note) = (delivery.head.clone(), delivery.note.clone());
             let values = DeliveryValues { head, request: bytes(14)?, body: bytes(15)?, note };
@@ -59,8 +59,9 @@ impl Reader {
         let after = after.map_or(0, |Sequence(after)| i64::try_from(after).unwrap_or(i64::MAX));
         let values = params![after, service.as_deref(), route.as_deref(), is_dead, wanted, ids.start().0, ids.end().0];
         let mut listing = self.conn.prepare_cached(&sql)?;
-        let found = listing.query_map(values, delivery)?.collect::<rusqlite::Result<_>>()?;
-        Ok(DeliveryPage::of(found, self.now(), limit))
+        let now = self.now();
+        let found = listing.query_map(values, |found| delivery(found, now))?.collect::<rusqlite::Result<_>>()?;
+        Ok(DeliveryPage::of(found, limit))
     }
 
     pub(super) fn count_deliveries(&self) -> Result<Vec<DeliveryCount>, Failure> {

@@ -105,9 +105,9 @@ impl Preview {
             let mut queue = self.conn.prepare(&deliveries::select("", ""))?;
             let mut rows = queue.query(params![])?;
             while let Some(found) = rows.next()? {
-                let delivery = deliveries::delivery(found)?;
+                let delivery = deliveries::delivery(found, self.now)?;
                 let note = delivery.note.clone();
-                visit(delivery.as_listed(self.now), note, true);
+                visit(delivery.as_listed(), note, true);
             }
             Ok(())
         };
