@@ -9,7 +9,7 @@ use super::codec::{Answer, Head};
 use super::credential::Proof;
 use super::policy::Policy;
 use super::record::{Record, State, Timestamp};
-use super::recovery::Recovery;
+use super::recovery::{Recovery, next_attempt_within};
 
 /// What a protected request gets whose key has a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,8 @@ impl RunningAttempt {
 /// 2. A record whose head cannot be read is never run again.
 /// 3. The request must be the same, and of the same caller: see [`difference`].
 /// 4. A record in flight whose lease is past counts as unknown; it never expires by itself.
-/// 5. The record's state.
+/// 5. A record that turned unknown a moment ago, and whose gate is about to send the request again, counts as in flight.
+/// 6. The record's state.
 ///
 /// A time is past from its own millisecond on: `until <= now`.
 #[must_use]
@@ -86,11 +87,13 @@ pub fn decide(
     if let Some(differs) = difference(is_same, head.proof.as_ref(), proof) {
         return differs;
     }
+    let in_flight =
+        |left| Decision::InFlight(RunningAttempt { elapsed: now.since(record.claimed_at), lease_left: Some(left) });
+    if let Some(left) = next_attempt_within(record, &head.details(), policy.unknown_ttl, now) {
+        return in_flight(left);
+    }
     match record.state {
-        State::InFlight if !past => Decision::InFlight(RunningAttempt {
-            elapsed: now.since(record.claimed_at),
-            lease_left: Some(record.until.since(now)),
-        }),
+        State::InFlight if !past => in_flight(record.until.since(now)),
         State::InFlight | State::Unknown => match &policy.recovery {
             Recovery::Hold | Recovery::Resend(_) => Decision::Unknown,
             Recovery::Retry => Decision::Supersede,

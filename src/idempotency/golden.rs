@@ -18,6 +18,7 @@ use super::policy::Policy;
 use super::record::{AttemptToken, Record, State, Timestamp};
 use super::recovery::{Probe, ProbePath, Recovery};
 use super::settle::{Control, Ending, Outcomes, Verdict, settle};
+use super::unknown::UnknownCause;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idempotency/decide.golden.md");
 
@@ -83,6 +84,9 @@ const RECORDS: &[Kind] = &[
     ("Completed", "ttl", || record(State::Completed, Some(answer(true).encode()))),
     ("Completed, body not kept", "ttl", || record(State::Completed, Some(answer(false).encode()))),
     ("Unknown", "unknown_ttl", || record(State::Unknown, None)),
+    ("Unknown, and about to be sent again", "unknown_ttl", || {
+        record(State::Unknown, Some(UnknownCause::SentAgain(Ending::Timeout).encode()))
+    }),
     ("In flight, in a format that cannot be read", "lease", || Record { head: odd(), ..record(State::InFlight, None) }),
     ("Completed, in a format that cannot be read", "ttl", || Record {
         head: odd(),
@@ -120,7 +124,8 @@ fn requests(out: &mut String, title: &str, time: &str, make: fn() -> Record) {
             let path = ProbePath::parse("/by-key/{key}").unwrap();
             let probe = Probe { path, after: Some(Duration::ZERO), every: None, headers: Vec::new() };
             let [hold, retry, probe] = [Recovery::Hold, Recovery::Retry, Recovery::Probe(probe)].map(|recovery| {
-                let policy = Policy { recovery, ..Policy::default() };
+                // An unknown record has been that since it was claimed.
+                let policy = Policy { recovery, unknown_ttl: UNTIL.since(CLAIMED), ..Policy::default() };
                 describe(&decide_read(now, &policy, &make(), proof.as_ref(), same))
             });
             format!("{hold} | {retry} | {probe}")

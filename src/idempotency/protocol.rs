@@ -210,6 +210,8 @@ pub enum Action {
     Run,
     /// Ask the store to end the attempt as it ended.
     Settle,
+    /// Ask the store to end the attempt as unknown, and to note that another is about to follow.
+    Hold,
     /// Wait so long before the request is sent again.
     Pause(Duration),
     /// Ask the store for a new claim, with another attempt, in the place of the record that was just ended as unknown.

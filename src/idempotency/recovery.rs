@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue, StatusCode, Uri};
 use super::codec::Details;
 use super::key::Key;
 use super::record::{Record, RecordId, State, Timestamp};
+use super::unknown::UnknownCause;
 
 /// `recovery`: what happens to a retry of an unknown outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,6 +143,27 @@ impl Probe {
         };
         Some(since.plus(self.after?).since(now))
     }
+}
+
+/// How long the next attempt of a request that is sent again may take to claim: for so long the record of the one before counts
+/// as in flight.
+const CLAIMED_AGAIN_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long a record is still to count as in flight whose attempt ended as unknown, because its gate is about to send the request
+/// again; `None` of any other. The gate may have died meanwhile, so that is not for long. `unknown_ttl` is as for [`Probe::due_in`].
+#[must_use]
+pub fn next_attempt_within(
+    record: &Record,
+    details: &Details,
+    unknown_ttl: Duration,
+    now: Timestamp,
+) -> Option<Duration> {
+    let cause = record.answer.as_ref().filter(|_| record.state == State::Unknown)?;
+    if !matches!(UnknownCause::decode(cause), Ok(UnknownCause::SentAgain(_))) {
+        return None;
+    }
+    let since = unknown_since(record, details).unwrap_or(record.until.minus(unknown_ttl));
+    Some(since.plus(CLAIMED_AGAIN_WITHIN).since(now)).filter(|left| !left.is_zero())
 }
 
 /// When a record turned unknown; nothing of any other, and where an older release claimed it.

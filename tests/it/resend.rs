@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use crate::support::store::migrated;
 use crate::support::{Gate, Plan, Reply, Upstream, eventually};
 
 const SOON: &str = "recovery = { resend = { attempts = 3, backoff = \"50ms\" } }\n";
@@ -136,6 +137,33 @@ fn retries_meet_an_attempt_in_flight() {
     });
     gate.post("/charges", "k-1", "{}").expect(200, "replayed");
     assert_eq!(upstream.runs(), 2);
+}
+
+/// Between two attempts, the record says for a moment that the last one is unknown.
+#[test]
+fn retries_at_another_gate_meet_an_attempt_in_flight() {
+    const ATTEMPTS: usize = 6;
+    let Some(database) = migrated() else { return };
+    let upstream = breaking(ATTEMPTS - 1);
+    let often = format!("recovery = {{ resend = {{ attempts = {ATTEMPTS}, backoff = \"5ms\" }} }}\n");
+    let plan = Gate::before(&upstream).store_url(&database.url).defaults(&often);
+    let gates = [plan.start(), plan.start()];
+    for round in 0..10 {
+        let key = format!("k-{round}");
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| gates[0].post("/charges", &key, "{}"));
+            upstream.wait_for_runs(round * ATTEMPTS + 1);
+            loop {
+                let retry = gates[1].post("/charges", &key, "{}");
+                if retry.status == 200 {
+                    break;
+                }
+                retry.expect_problem(409, "in-flight");
+            }
+            first.join().expect("an answer").expect(200, "executed");
+        });
+    }
+    assert_eq!(upstream.runs(), 10 * ATTEMPTS);
 }
 
 /// A client waits for `client_timeout`, as for any attempt, and the request goes on.

@@ -134,6 +134,17 @@ impl Attempted {
             && self.for_client.as_ref().is_some_and(is_unanswered)
     }
 
+    /// How its record ends where the request is sent again.
+    pub(in crate::gate) fn sent_again(&self) -> Settlement {
+        match &self.end {
+            Settlement::Hold { cause } => match UnknownCause::decode(cause) {
+                Ok(cause) => hold(cause.sent_again()),
+                Err(_) => self.end.clone(),
+            },
+            end => end.clone(),
+        }
+    }
+
     /// Whether it was this attempt.
     pub(in crate::gate) fn is_of(&self, attempt: AttemptToken) -> bool {
         self.attempt == attempt

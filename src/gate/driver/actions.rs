@@ -194,8 +194,9 @@ impl ActionExecutor {
                     Finished::Attempted(Box::new(attempt::run(request, attempt, client, is_again).await))
                 });
             }
-            Action::Settle => {
-                let end = needed(self.attempted.as_ref(), ATTEMPTED)?.end.clone();
+            Action::Settle | Action::Hold => {
+                let attempted = needed(self.attempted.as_ref(), ATTEMPTED)?;
+                let end = if action == Action::Hold { attempted.sent_again() } else { attempted.end.clone() };
                 self.settled = None;
                 self.settle(end)?;
             }

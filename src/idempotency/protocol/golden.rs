@@ -107,11 +107,6 @@ const SITUATIONS: &[Situation] = &[
     ("It leads, and reads the record that it waits for", WAITS, || {
         waiting(false, &[Event::WaitSlotAcquired, Event::Changed, Event::Leads])
     }),
-    ("It leads, and reads the record again whose outcome was unknown a moment ago", SENDS_AGAIN, || {
-        let unknown = Event::Looked(Some(view(Decision::Unknown)));
-        let again = [Event::Changed, Event::Leads, unknown, Event::Changed, Event::Leads];
-        waiting(false, &[&[Event::WaitSlotAcquired], &again[..]].concat())
-    }),
 ];
 
 fn at_once(events: &[Event]) -> Vec<(Duration, Event)> {
@@ -293,6 +288,7 @@ fn describe(action: &Action) -> String {
         Action::Settle => "settles the attempt",
         Action::Withdraw => "releases the claim",
         Action::Pause(pause) => return format!("pauses for {}", seconds(*pause)),
+        Action::Hold => "ends the attempt as unknown, with another to follow",
         Action::Reclaim => "asks the store for a new claim in the place of the unknown one",
         Action::LockProbe => "asks the store for the right to probe",
         Action::ShareProbing => "tells its followers that the upstream is asked",

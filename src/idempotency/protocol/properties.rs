@@ -141,7 +141,7 @@ impl Seen {
             }
             Action::Look => prop_assert!(self.waits || self.is_barred && self.leads),
             Action::Withdraw => prop_assert_eq!(self.runs, 0, "what ran is settled, not withdrawn"),
-            Action::Settle => {
+            Action::Settle | Action::Hold => {
                 prop_assert!(self.ended && self.runs > 0);
                 self.settled = None;
             }
@@ -237,7 +237,7 @@ proptest! {
                     Some(Action::Claim | Action::Supersede(_)) => Event::Claimed,
                     Some(Action::Look) => Event::Looked(None),
                     Some(Action::Run) => Event::AttemptEnded,
-                    Some(Action::Settle | Action::Withdraw) => Event::Settled(SettleResult::Done),
+                    Some(Action::Settle | Action::Hold | Action::Withdraw) => Event::Settled(SettleResult::Done),
                     Some(Action::AcquireWaitSlot) => Event::WaitSlotAcquired,
                     Some(Action::Pause(_)) => Event::Resumed,
                     Some(Action::Reclaim) => Event::Claimed,

@@ -5,22 +5,13 @@ use std::time::Duration;
 
 use super::super::mutants::Mutant;
 use super::super::*;
-use crate::idempotency::record::{AttemptToken, State};
+use crate::idempotency::record::State;
 
 use self::books::Books;
+use self::store::Record;
 
 mod books;
 mod store;
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Record {
-    /// The request that claimed it.
-    attempt: usize,
-    state: State,
-    /// Its lease has run out.
-    is_past: bool,
-    by_upstream: bool,
-}
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Request {
@@ -59,6 +50,7 @@ pub(in super::super) enum Operation {
     Supersede(Version),
     Look,
     Settle,
+    Hold,
     Withdraw,
     Run,
     Follow { to_end: bool },
@@ -144,7 +136,13 @@ impl World {
         if rules.probes {
             // The attempt of a gate that is gone.
             let attempt = gates.len();
-            record = Some(Record { attempt, state: State::Unknown, is_past: false, by_upstream: false });
+            record = Some(Record {
+                attempt,
+                state: State::Unknown,
+                is_past: false,
+                by_upstream: false,
+                is_sent_again: false,
+            });
             books.pending.push(attempt);
         }
         let (is_reloaded, is_full) = (false, false);
@@ -198,6 +196,7 @@ impl World {
         let leader = leader.map(|leader| leader.is_running);
         let token = self.request(index).token;
         let is_executed = self.record.as_ref().is_some_and(|it| it.attempt == token && it.state == State::Completed);
+        let is_sent_again = self.record.as_ref().is_some_and(|record| record.is_sent_again);
         let request = self.request(index);
         match action {
             Action::Join if leader.is_some() => return Some(Event::Follows),
@@ -223,6 +222,7 @@ impl World {
             Action::Supersede(seen) => request.operation = Some(Operation::Supersede(seen)),
             Action::Look => request.operation = Some(Operation::Look),
             Action::Settle => request.operation = Some(Operation::Settle),
+            Action::Hold => request.operation = Some(Operation::Hold),
             Action::Withdraw => {
                 assert!(!request.is_running, "a claim under which something may have been sent is not withdrawn");
                 request.operation = Some(Operation::Withdraw);
@@ -271,6 +271,8 @@ impl World {
             Action::Reply(reply) => {
                 assert!(!request.is_answered, "one reply");
                 request.is_answered = true;
+                let is_unknown = matches!(reply, Reply::Decided { decision: Decision::Unknown, .. });
+                assert!(!is_unknown || !is_sent_again, "the outcome is not known yet");
                 let says_executed =
                     reply == Reply::Attempted(Some(SettleResult::Done)) && request.ended == Some(Ended::Completes);
                 assert!(!says_executed || is_executed, "a reply says `executed` only of a durable record");
@@ -414,6 +416,12 @@ impl World {
             world.books.is_quiet = true;
             next.push(world);
         }
+        if self.record.as_ref().is_some_and(|record| record.is_sent_again) {
+            next.extend(self.goes_wrong(|world| {
+                world.record.as_mut()?.is_sent_again = false;
+                Some(())
+            }));
+        }
         next.extend(self.goes_wrong(|world| (!std::mem::replace(&mut world.is_reloaded, true)).then_some(())));
         next.extend(self.goes_wrong(|world| (!std::mem::replace(&mut world.is_full, true)).then_some(())));
         if let Some(record) = self.record.as_ref().filter(|record| record.state == State::InFlight) {
@@ -481,13 +489,6 @@ impl World {
             let is_left = self.record.as_ref().is_some_and(|record| record.state == State::InFlight);
             assert!(!is_left, "every claim is ended");
         }
-    }
-}
-
-impl Record {
-    fn version(&self) -> Version {
-        let attempt = AttemptToken([u8::try_from(self.attempt).unwrap(); 16]);
-        Version { attempt, state: self.state, until: Timestamp(u64::from(self.is_past)) }
     }
 }
 

@@ -3,6 +3,8 @@
 
 use super::super::super::lease::max_age_at_start;
 use super::super::super::recovery::Resend;
+#[cfg(doc)]
+use super::super::super::recovery::next_attempt_within;
 use std::time::Duration;
 
 use super::super::{Action, Event, Reply, SettleResult};
@@ -19,7 +21,8 @@ pub(super) struct Resending {
 enum Stage {
     /// It pauses; the claim of the last attempt still stands.
     Pausing,
-    /// The store is asked to end the last attempt as unknown: until the next one is claimed, that is what there is to say. At
+    /// The store is asked to end the last attempt as unknown, with the next one to follow at once: other requests take it for
+    /// one in flight until then (see [`next_attempt_within`]), and if none follows it is what there is to say. At
     /// the age of `deadline` the client is answered, and the request is not sent again.
     Holding { deadline: Duration },
     /// The store is asked for a new claim in its place, since this age. At the age of `deadline` the client is answered, and the
@@ -54,7 +57,7 @@ impl Protocol {
         match (stage, event) {
             (Stage::Pausing, Event::Resumed) => {
                 let deadline = now + self.limits.settle_timeout;
-                self.call(in_stage(Stage::Holding { deadline }), Action::Settle)
+                self.call(in_stage(Stage::Holding { deadline }), Action::Hold)
             }
             (Stage::Pausing, Event::ShuttingDown) => self.settle(now),
             (Stage::Holding { .. }, Event::Settled(SettleResult::Done)) => {

@@ -11,11 +11,6 @@ use super::{Phase, Protocol};
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
-/// For how long a record that turned unknown is looked at again where the route sends a request again whose outcome is unknown.
-/// Another process may be about to: between the end of one attempt and the claim of the next, the record says unknown. See
-/// `resending`.
-const UNKNOWN_FOR: Duration = Duration::from_secs(1);
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Waiting {
     place: Place,
@@ -26,8 +21,6 @@ pub(super) struct Waiting {
     deadline: Duration,
     /// The pause before the next look at a record of another process.
     pause: Duration,
-    /// Until which age an unknown outcome is not believed, once it was seen: see [`UNKNOWN_FOR`].
-    doubt: Option<Duration>,
 }
 
 /// Where the attempt is that a request waits for.
@@ -79,8 +72,7 @@ impl Protocol {
             Event::Followed(Followed::Found { decision: Decision::Probe, until }) => {
                 self.reply(Reply::Decided { decision: Decision::Unknown, until })
             }
-            // Its leader sends nothing again any more.
-            Event::Followed(_) => self.look(Waiting { pause: FIRST_LOOK, doubt: Some(Duration::ZERO), ..waiting }),
+            Event::Followed(_) => self.look(Waiting { pause: FIRST_LOOK, ..waiting }),
             _ => self.stay(Phase::Waiting(waiting)),
         }
     }
@@ -119,16 +111,7 @@ impl Protocol {
             _ => return self.stay(Phase::Waiting(waiting)),
         };
         match decision {
-            Decision::InFlight(attempt) => {
-                self.wait_elsewhere(now, Waiting { attempt, at: now, doubt: None, ..waiting }, share)
-            }
-            Decision::Unknown if self.limits.attempts > 1 && waiting.doubt.is_none_or(|doubt| now < doubt) => {
-                let pause = if waiting.doubt.is_none() { FIRST_LOOK } else { waiting.pause };
-                let doubt = waiting.doubt.unwrap_or(now + UNKNOWN_FOR);
-                let place = Place::OtherProcess { look: (now + pause).min(doubt) };
-                let waiting = Waiting { place, pause, doubt: Some(doubt), ..waiting };
-                self.go(Phase::Waiting(waiting), share.into_iter().chain([Action::Watch]))
-            }
+            Decision::InFlight(attempt) => self.wait_elsewhere(now, Waiting { attempt, at: now, ..waiting }, share),
             // A probe is due. A request that waits asks nothing: it looks at the record again.
             Decision::Probe => {
                 let place = Place::OtherProcess { look: now + waiting.pause };
@@ -152,7 +135,7 @@ impl Protocol {
         share: Option<Action>,
     ) -> Vec<Action> {
         let deadline = self.limits.patience;
-        let waiting = Waiting { place, attempt, at: now, deadline, pause: FIRST_LOOK, doubt: None };
+        let waiting = Waiting { place, attempt, at: now, deadline, pause: FIRST_LOOK };
         if self.may_wait() {
             return self.go(Phase::AcquiringWaitSlot(waiting), share.into_iter().chain([Action::AcquireWaitSlot]));
         }

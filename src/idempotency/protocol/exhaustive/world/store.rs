@@ -4,8 +4,28 @@ use http::StatusCode;
 
 use super::super::super::*;
 use super::books::Books;
-use super::{Ended, Operation, Record, STRIDE, World};
-use crate::idempotency::record::State;
+use super::{Ended, Operation, STRIDE, World};
+use crate::idempotency::record::{AttemptToken, State};
+
+/// The record of the key.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Record {
+    /// The request that claimed it.
+    pub(super) attempt: usize,
+    pub(super) state: State,
+    /// Its lease has run out.
+    pub(super) is_past: bool,
+    pub(super) by_upstream: bool,
+    /// It turned unknown a moment ago, and another attempt is about to follow.
+    pub(super) is_sent_again: bool,
+}
+
+impl Record {
+    pub(super) fn version(&self) -> Version {
+        let attempt = AttemptToken([u8::try_from(self.attempt).unwrap(); 16]);
+        Version { attempt, state: self.state, until: Timestamp(u64::from(self.is_past)) }
+    }
+}
 
 impl World {
     /// A request notes what the store has said.
@@ -26,7 +46,7 @@ impl World {
     pub(super) fn happens(&mut self, token: usize, operation: Operation, ended: Option<Ended>) -> Event {
         let view = self.record.as_ref().map(|record| RecordView {
             decision: match record.state {
-                State::InFlight if !record.is_past => {
+                _ if record.is_sent_again || record.state == State::InFlight && !record.is_past => {
                     Decision::InFlight(RunningAttempt { elapsed: Duration::ZERO, lease_left: Some(Duration::ZERO) })
                 }
                 State::Completed => Decision::NotStored(StatusCode::OK),
@@ -38,7 +58,8 @@ impl World {
             version: record.version(),
             is_own: record.attempt == token && record.state == State::Unknown,
         });
-        let fresh = Record { attempt: token, state: State::InFlight, is_past: false, by_upstream: false };
+        let fresh =
+            Record { attempt: token, state: State::InFlight, is_past: false, by_upstream: false, is_sent_again: false };
         match (operation, &mut self.record, view) {
             (Operation::Look, _, view) => Event::Looked(view),
             (Operation::Claim, record @ None, _) => {
@@ -60,7 +81,7 @@ impl World {
                 Event::Claimed
             }
             (Operation::Supersede(_), ..) => Event::NotSuperseded,
-            (Operation::Settle | Operation::Withdraw, stands, _) => {
+            (Operation::Settle | Operation::Hold | Operation::Withdraw, stands, _) => {
                 let ended = if operation == Operation::Withdraw { Ended::Releases } else { ended.expect("it ended") };
                 let is_its = stands.as_ref().is_some_and(|record| record.attempt == token);
                 let state = stands.as_ref().map(|record| (record.state, record.by_upstream));
@@ -80,7 +101,8 @@ impl World {
                     }
                     (_, Some(_)) if is_its => {
                         let state = if ended == Ended::Completes { State::Completed } else { State::Unknown };
-                        *stands = Some(Record { state, ..fresh });
+                        let is_sent_again = operation == Operation::Hold;
+                        *stands = Some(Record { state, is_sent_again, ..fresh });
                         SettleResult::Done
                     }
                     _ => SettleResult::Lost,
