@@ -43,6 +43,7 @@ pub enum Phase {
 pub struct Readiness {
     index: Arc<AtomicU8>,
     lacks_token_keys: Arc<AtomicBool>,
+    claims_stopped: Arc<AtomicBool>,
 }
 
 impl Phase {
@@ -75,6 +76,17 @@ impl Readiness {
         self.lacks_token_keys.store(!has_keys, Ordering::Release);
     }
 
+    /// Says whether nothing can be claimed, because the store cannot be set back after a reload that failed.
+    pub fn set_claims_stopped(&self, are_stopped: bool) {
+        self.claims_stopped.store(are_stopped, Ordering::Release);
+    }
+
+    /// Whether nothing can be claimed: see [`Readiness::set_claims_stopped`].
+    #[must_use]
+    pub fn are_claims_stopped(&self) -> bool {
+        self.claims_stopped.load(Ordering::Acquire)
+    }
+
     /// The phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -91,6 +103,9 @@ impl State {
         }
         if self.readiness.lacks_token_keys.load(Ordering::Acquire) {
             return Some(NO_TOKEN_KEYS);
+        }
+        if self.readiness.are_claims_stopped() {
+            return Some(STORE_UNAVAILABLE);
         }
         let answers = match self.store.get() {
             Some(store) => self.ping.answers(&**store).await,

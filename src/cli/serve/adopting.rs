@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use tokio::time::{sleep, timeout};
 
 use super::Signals;
-use crate::admin::{AuditWriter, Outcome};
+use crate::admin::{AuditWriter, Outcome, Readiness};
 use crate::cli::identity_changes::{
     ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_given_up, look_for_lost, report,
 };
@@ -153,6 +153,7 @@ pub(super) async fn at_reload(
     written: &Written,
     is_shared: bool,
     patience: Duration,
+    readiness: &Readiness,
 ) -> anyhow::Result<()> {
     let on_file = match timeout(patience, store.identities()).await {
         Ok(Ok(on_file)) => on_file,
@@ -169,7 +170,6 @@ pub(super) async fn at_reload(
         Ok(Err(error)) => error.to_string(),
         Err(_) => NO_ANSWER.to_owned(),
     };
-    // Another gate has replaced the rules of this one. They must not count again: it may have recorded keys by its own.
     if !are_in_force(&on_file, current.identity_rules()) {
         bail!("cannot prepare the store: {failure}");
     }
@@ -179,24 +179,42 @@ pub(super) async fn at_reload(
         error = failure,
         "the store cannot be prepared for the new configuration: going back to the former one"
     );
+    // Protected requests wait meanwhile, and are refused.
+    readiness.set_claims_stopped(true);
     loop {
-        let (origins, identities) = (current.identities().0, beside(current, &on_file));
-        let error = match timeout(patience, store.adopt(origins, identities, true)).await {
-            Ok(Ok(_)) => bail!("cannot prepare the store: {failure}"),
+        let error = match timeout(patience, go_back(current, next, store, &on_file)).await {
+            Ok(Ok(())) => break,
             Ok(Err(error)) => error.to_string(),
             Err(_) => NO_ANSWER.to_owned(),
         };
         tracing::warn!(error, "the store cannot be set back to the former configuration; trying again");
         sleep(AGAIN).await;
     }
+    readiness.set_claims_stopped(false);
+    bail!("cannot prepare the store: {failure}");
 }
 
-/// The rules of a gate, and beside them those of namespaces that other gates have on file.
-fn beside(current: &Gate, on_file: &[NamespaceRules]) -> Vec<NamespaceRuleSet> {
+/// Makes the store know `current` again, after it may have come to know `next`; `before` is what was on file before that.
+///
+/// Where another gate has replaced the rules meanwhile, it changes nothing: those of `current` must not count again, as that gate may
+/// have recorded keys by its own.
+async fn go_back(current: &Gate, next: &Gate, store: &dyn Store, before: &[NamespaceRules]) -> Result<(), Error> {
+    let on_file = store.identities().await?;
+    if [current, next].iter().any(|gate| are_in_force(&on_file, gate.identity_rules())) {
+        let added = next.identities().1;
+        let added = added.iter().filter(|rule| !before.iter().any(|found| found.is_for(rule)));
+        let identities = beside(current, &on_file, &added.collect::<Vec<_>>());
+        store.adopt(current.identities().0, identities, true).await?;
+    }
+    Ok(())
+}
+
+/// The rules of a gate, and beside them those of namespaces that other gates have on file: all but those that it has `added` itself.
+fn beside(current: &Gate, on_file: &[NamespaceRules], added: &[&NamespaceRuleSet]) -> Vec<NamespaceRuleSet> {
     let (_, mut rules) = current.identities();
     let service = current.identity_rules().service();
     let others = on_file.iter().filter(|found| found.service == *service);
-    let others = others.filter(|found| !rules.iter().any(|rule| found.is_for(rule)));
+    let others = others.filter(|found| !rules.iter().chain(added.iter().copied()).any(|rule| found.is_for(rule)));
     let others: Vec<NamespaceRuleSet> = others.filter_map(NamespaceRuleSet::on_file).collect();
     rules.extend(others);
     rules
@@ -339,7 +357,10 @@ mod tests {
             store.adopt(origins, identities, false).await.unwrap();
             // The former configuration is adopted again until that succeeds.
             store.script_for(Operation::Adopt, [fault, Fault::Refuse]);
-            let error = at_reload(&current, &next, &store, &Written::default(), false, PATIENCE).await.unwrap_err();
+            let (readiness, written) = (Readiness::default(), Written::default());
+            let reload = at_reload(&current, &next, &store, &written, false, PATIENCE, &readiness);
+            let error = reload.await.unwrap_err();
+            assert!(!readiness.are_claims_stopped());
             assert!(error.to_string().starts_with("cannot prepare the store"), "{fault:?}: {error}");
             claim(&store, &current).await;
             let changes = async |gate: &Gate| {
@@ -380,9 +401,35 @@ mod tests {
         let (origins, identities) = other.identities();
         store.adopt(origins, identities, true).await.unwrap();
         look_before_reload(&former, &other, &store, &Written::default(), true).await.unwrap();
-        at_reload(&former, &other, &store, &Written::default(), true, PATIENCE).await.unwrap();
+        let readiness = Readiness::default();
+        at_reload(&former, &other, &store, &Written::default(), true, PATIENCE, &readiness).await.unwrap();
         let on_file = store.identities().await.unwrap();
         assert!(on_file.iter().all(|found| found.digest.is_none() || &*found.namespace == "payments"), "{on_file:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rules_that_another_gate_replaces_while_a_reload_is_taken_back_stay() {
+        let gate = |scope| gate_of(vec![route("charges", Mode::Protect, scope)]);
+        let (current, next, other) = (gate("header:x-tenant"), gate("client-ip"), gate("host"));
+        for first in [Fault::Hang, Fault::HangAfter] {
+            let inner = Arc::new(Memory::new());
+            let store = Unreliable::new(Arc::clone(&inner) as Arc<dyn Store>);
+            let (origins, identities) = current.identities();
+            store.adopt(origins, identities, false).await.unwrap();
+            store.script_for(Operation::Adopt, [first, Fault::Refuse]);
+            let (readiness, written) = (Readiness::default(), Written::default());
+            let reload = at_reload(&current, &next, &store, &written, true, PATIENCE, &readiness);
+            let meanwhile = async {
+                sleep(PATIENCE + AGAIN / 2).await;
+                assert!(readiness.are_claims_stopped());
+                let (origins, identities) = other.identities();
+                inner.adopt(origins, identities, true).await.unwrap();
+            };
+            let (refused, ()) = tokio::join!(reload, meanwhile);
+            refused.unwrap_err();
+            assert!(are_in_force(&store.identities().await.unwrap(), other.identity_rules()), "{first:?}");
+            assert!(!readiness.are_claims_stopped());
+        }
     }
 
     /// Whether the reload is refused or fails: what the other gate has recorded must be found.
@@ -399,7 +446,8 @@ mod tests {
             }
             claim(&store, &other).await;
             store.script_for(Operation::Adopt, fault);
-            at_reload(&current, next, &store, &Written::default(), true, PATIENCE).await.unwrap_err();
+            let readiness = Readiness::default();
+            at_reload(&current, next, &store, &Written::default(), true, PATIENCE, &readiness).await.unwrap_err();
             let on_file = store.identities().await.unwrap();
             assert!(are_in_force(&on_file, other.identity_rules()), "{fault:?}");
             assert!(!are_in_force(&on_file, current.identity_rules()), "{fault:?}");

@@ -229,7 +229,10 @@ impl Serving {
         drop(opening);
         reload.adopt(PATIENCE).await.context(stuck)?;
         // The process may be stopped meanwhile: then it is not known what the store has adopted.
-        if let Err(error) = adopting::at_reload(&gate, &next, &*self.store, &written, self.is_shared, PATIENCE).await {
+        let (store, readiness) = (&*self.store, &self.readiness);
+        if let Err(error) =
+            adopting::at_reload(&gate, &next, store, &written, self.is_shared, PATIENCE, readiness).await
+        {
             reload.cancel();
             return Err(error);
         }
