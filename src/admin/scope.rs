@@ -7,7 +7,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::Value;
 
+use crate::http::headers::normal_host;
 use crate::idempotency::codec::Head;
 use crate::idempotency::credential::{Credential, Kind};
 use crate::idempotency::identity::{RecordIdHasher, RulesTag, ScopeTag};
@@ -40,6 +42,9 @@ pub(super) enum Belongs {
     Unknown,
 }
 
+/// What is no part of the value of a header (RFC 9110, 5.5). All else is: two callers may differ in a space.
+const WHITESPACE: [char; 2] = [' ', '\t'];
+
 /// What a scope must look like.
 const FORM: &str = "must be a part of a scope and its value: header:NAME=VALUE, cookie:NAME=VALUE, basic:user=NAME, \
                     host=NAME, client-ip=ADDRESS, jwt:CLAIM=VALUE, or credential=NAME: VALUE with the header that has it";
@@ -57,10 +62,9 @@ impl ScopeValue {
             Some(found) => found,
             None => {
                 let (name, value) = text.split_once(':').ok_or_else(wrong)?;
-                (ScopePart::Header(name.trim().parse().map_err(|_| wrong())?), value)
+                (ScopePart::Header(name.trim().parse().map_err(|_| wrong())?), value.trim_matches(WHITESPACE))
             }
         };
-        let value = value.trim();
         let header = |name: HeaderName, value: &str| -> Result<Vec<MadeBy>, String> {
             let value =
                 HeaderValue::from_bytes(value.as_bytes()).map_err(|_| "is not the value of a header".to_owned())?;
@@ -72,13 +76,13 @@ impl ScopeValue {
             ScopePart::BasicUser => header(AUTHORIZATION, &format!("Basic {}", STANDARD.encode(format!("{value}:"))))?,
             ScopePart::Credential => {
                 let (name, value) = value.split_once(':').ok_or_else(wrong)?;
-                let made_by = header(name.trim().parse().map_err(|_| wrong())?, value.trim())?;
+                let made_by = header(name.trim().parse().map_err(|_| wrong())?, value.trim_matches(WHITESPACE))?;
                 if is_anonymous(&made_by) {
                     return Err(ANONYMOUS.to_owned());
                 }
                 made_by
             }
-            ScopePart::Host => vec![MadeBy::Authority(value.to_owned())],
+            ScopePart::Host => vec![MadeBy::Authority(normal_host(value, "").unwrap_or_else(|| value.to_owned()))],
             ScopePart::ClientIp => vec![MadeBy::Address(value.parse().map_err(|_| "is not an address".to_owned())?)],
             ScopePart::JwtClaim(name) => claims(name, value),
             ScopePart::ClientCert(_) | ScopePart::Const(_) => return Err(wrong()),
@@ -128,12 +132,15 @@ impl fmt::Debug for ScopeValue {
     }
 }
 
-/// A claim that is this text, and the number or truth value that is written so.
+/// A claim that is this text, and the number or truth value that is written so. `null`, an array and an object are no values: with
+/// one of them, a claim is absent, or its request is refused.
 fn claims(name: &str, value: &str) -> Vec<MadeBy> {
-    let payloads = [Some(serde_json::Value::from(value)), serde_json::from_str(value).ok()];
-    let claims =
-        |value: serde_json::Value| TokenClaims::parse(serde_json::json!({ name: value }).to_string().as_bytes());
-    payloads.into_iter().flatten().filter_map(|value| claims(value).ok()).map(MadeBy::Claims).collect()
+    let text = |text: &str| Value::from(text).to_string();
+    let literal = serde_json::from_str(value).is_ok_and(|value: Value| value.is_number() || value.is_boolean());
+    let written = Some(value).filter(|value| literal && *value == value.trim());
+    let values = [Some(text(value)), written.map(ToOwned::to_owned)];
+    let claims = |value: String| TokenClaims::parse(format!("{{{}:{value}}}", text(name)).as_bytes()).ok();
+    values.into_iter().flatten().filter_map(claims).map(MadeBy::Claims).collect()
 }
 
 /// Whether a record has one of these tags. `on_file` are the rules that the store has of all namespaces.
@@ -176,7 +183,44 @@ pub(super) fn sift<T>(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    /// A value that no caller has is no other caller's, and not that of all who have none.
+    #[test]
+    fn the_value_of_a_scope_is_taken_as_it_is_written() {
+        let identifier = RecordIdHasher::new("s".into(), None);
+        let wanted = |text: &str| ScopeValue::parse(text).unwrap().tags(&identifier);
+        let none = HeaderMap::new();
+        let of_token = |payload: &str| {
+            let claims = TokenClaims::parse(payload.as_bytes()).unwrap();
+            let part = ScopePart::JwtClaim("sub".to_owned());
+            identifier.scope_tag(&part, MadeBy::Claims(claims).caller(&none))
+        };
+        let absent = of_token("{}");
+        for value in ["null", "[]", "{}", "[1]", "{\"a\":1}", "", " ", "1,\"x\":2", "nul", "true ", " 1", "1 "] {
+            let tags = wanted(&format!("jwt:sub={value}"));
+            assert_eq!(tags.len(), 1, "{value}: text alone");
+            assert_eq!(tags[0], of_token(&json!({ "sub": value }).to_string()), "{value}");
+            assert_ne!(tags[0], absent, "{value}");
+        }
+        for number in ["12", "-1", "1e2", "1E400", "0.10", "true"] {
+            let payload = format!("{{\"sub\":{number}}}");
+            assert!(wanted(&format!("jwt:sub={number}")).contains(&of_token(&payload)), "{number}");
+        }
+        assert_ne!(wanted("jwt:sub=\"ann\""), wanted("jwt:sub=ann"));
+        for (one, other) in [
+            ("jwt:sub= ann", "jwt:sub=ann"),
+            ("basic:user= ann", "basic:user=ann"),
+            ("basic:user=ann\u{a0}", "basic:user=ann"),
+            ("header:X-Tenant=acme\u{a0}", "header:X-Tenant=acme"),
+            ("X-Tenant: acme\u{a0}", "X-Tenant: acme"),
+            ("credential=X-Api-Key: k\u{a0}", "credential=X-Api-Key: k"),
+        ] {
+            assert_ne!(wanted(one), wanted(other), "{one:?} and {other:?}");
+        }
+    }
 
     #[test]
     fn a_scope_is_a_part_and_its_value() {
@@ -204,6 +248,7 @@ mod tests {
         assert_eq!(tag("host=Shop.Example"), tag("host=shop.example"));
         assert_eq!(tag("client-ip=::ffff:10.0.0.1"), tag("client-ip=10.0.0.1"));
         assert_eq!((tag("jwt:sub=acme").len(), tag("jwt:tenant=12").len()), (1, 2), "text, or a number");
+        assert_eq!(tag("host=Shop.Example.:080"), tag("host=shop.example:80"));
         // Whatever the password is.
         assert_eq!(tag("credential=Authorization: Basic YWNtZTp4"), tag("credential=Authorization: Basic YWNtZTp5"));
         // All callers without these headers share one identity: a filter meant for one of them must not select all.

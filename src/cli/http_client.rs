@@ -155,7 +155,7 @@ fn is_refused_certificate(error: &anyhow::Error) -> bool {
 fn admin_address(text: &str) -> Result<String, String> {
     let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
     match bare(text).rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && !host.contains('/') && is_port(port) => Ok(text.to_owned()),
+        Some((host, port)) if !host.is_empty() && !host.contains(['/', '@']) && is_port(port) => Ok(text.to_owned()),
         _ => Err("give an address and a port, such as 127.0.0.1:9090 or https://gate.internal:9090".to_owned()),
     }
 }
@@ -409,7 +409,19 @@ impl AdminClient {
 
 #[cfg(test)]
 mod tests {
-    use super::in_options;
+    use super::{admin_address, in_options};
+
+    #[test]
+    fn an_admin_address_is_a_host_and_a_port() {
+        for address in ["127.0.0.1:9090", "[::1]:9090", "http://gate:9090", "https://gate.internal:9090"] {
+            assert_eq!(admin_address(address), Ok(address.to_owned()));
+        }
+        for wrong in ["", "gate", ":9090", "gate:0", "gate:70000", "http://gate:9090/x", "http://user:secret@gate:9090"]
+        {
+            let said = admin_address(wrong).unwrap_err();
+            assert!(!said.contains("secret") && !said.contains("gate:9090/x"), "{wrong}: {said}");
+        }
+    }
 
     #[test]
     fn a_refusal_names_the_options() {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use http::header::AUTHORIZATION;
+use http::uri::Scheme;
 use http::{HeaderName, HeaderValue, Method, Uri};
 use serde_json::json;
 use toml_edit::{ArrayOfTables, Item};
@@ -18,6 +19,7 @@ use super::node::{Node, Table, Wrong};
 use super::store::name;
 use crate::consumers::{RequestLine, Settings, Source};
 use crate::gate::may_have_header;
+use crate::http::headers::is_host;
 use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
 use crate::idempotency::policy::Mode;
 use crate::idempotency::scope::{ScopePart, ScopeWord};
@@ -71,7 +73,7 @@ pub(super) fn shape() -> Shape {
 
 /// A method, a path, and a host if one is named.
 fn request() -> Kind<RequestLine> {
-    text_as(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+ (https?://[^\s/]+)?/\S*$", request_line, |line| {
+    text_as(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+ (https?://([^\s/@:]+|\[[^\s/@]+\])(:[0-9]*)?)?/\S*$", request_line, |line| {
         let host = line.host.as_ref().and_then(|host| host.to_str().ok());
         format!("{} {}{}", line.method, host.map_or_else(String::new, |host| format!("http://{host}")), line.target)
     })
@@ -86,6 +88,14 @@ fn request_line(node: &Node<'_>) -> Result<RequestLine, Wrong> {
     let whole: Uri = target.parse().map_err(|_| wrong("its second word is neither a path nor a URL"))?;
     let host = whole.authority().map(|host| HeaderValue::from_str(host.as_str())).transpose();
     let host = host.map_err(|_| wrong("its host cannot be read"))?;
+    // The gate refuses a request with another, and so each message would be a dead letter.
+    if host.as_ref().is_some_and(|host| host.to_str().map_or(true, |host| !is_host(host))) {
+        return Err(Wrong::new("its URL has no host that a request may have, or has a user".to_owned())
+            .hint("write a host and perhaps a port, such as \"POST http://orders.internal/internal/orders\""));
+    }
+    if whole.scheme().is_some_and(|scheme| *scheme != Scheme::HTTP && *scheme != Scheme::HTTPS) {
+        return Err(wrong("its URL is neither http: nor https:"));
+    }
     match whole.path_and_query() {
         Some(path) if path.path().starts_with('/') => Ok(RequestLine { method, target: path.clone().into(), host }),
         _ => Err(wrong("its path begins with no slash")),

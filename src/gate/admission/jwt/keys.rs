@@ -14,7 +14,7 @@ use x509_cert::der::oid::ObjectIdentifier;
 use x509_cert::der::{Decode as _, Encode as _};
 use x509_cert::spki::SubjectPublicKeyInfoRef;
 
-/// The most keys of a set; the others do not count.
+/// The most keys of a set that verify tokens.
 const MOST_KEYS: usize = 64;
 
 /// The most keys that are tried for one token that does not name its own.
@@ -116,9 +116,14 @@ impl KeySet {
     /// Of a JSON Web Key Set. Keys of other kinds or for other uses are left out; shared secrets too, unless they are allowed.
     ///
     /// # Errors
-    /// It is none, or none of its keys can verify a token.
+    /// It is none, none of its keys can verify a token, or too many can.
     pub fn of_jwks(text: &[u8], takes_secrets: bool) -> Result<Self, Unusable> {
         let set = Self::read_jwks(text, takes_secrets)?;
+        if set.keys.len() > MOST_KEYS {
+            let message =
+                format!("it holds {} keys that verify tokens, and at most {MOST_KEYS} may be", set.keys.len());
+            return Err(Unusable { message, hint: "remove the keys that no token is signed with any more" });
+        }
         if set.keys.is_empty() {
             let message = "none of its keys can verify a token".to_owned();
             let hint = "it needs a key of RSA (at least 2048 bits), P-256, P-384 or Ed25519 that is not for encryption";
@@ -127,12 +132,23 @@ impl KeySet {
         Ok(set)
     }
 
-    /// Of a JSON Web Key Set that was fetched. It may have no key that can verify a token: then the issuer has withdrawn them.
+    /// Of a JSON Web Key Set that was fetched. It may have no key that can verify a token: then the issuer has withdrawn them. Of
+    /// more than 64, the first count.
     ///
     /// # Errors
     /// It is none.
     pub(super) fn of_fetched(text: &[u8]) -> Result<Self, Unusable> {
-        Self::read_jwks(text, false)
+        let mut set = Self::read_jwks(text, false)?;
+        if set.keys.len() > MOST_KEYS {
+            let keys = set.keys.len();
+            tracing::warn!(
+                keys,
+                counts = MOST_KEYS,
+                "auth.jwt.jwks_url has too many keys: tokens of the last ones get 401"
+            );
+            set.keys.truncate(MOST_KEYS);
+        }
+        Ok(set)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -154,7 +170,7 @@ impl KeySet {
         let keys = set.keys.into_iter().filter_map(|key| serde_json::from_value::<Jwk>(key).ok());
         let keys = keys.filter_map(|key| Key::of_jwk(&key));
         let keys = keys.filter(|key| takes_secrets || key.key.family() != AlgorithmFamily::Hmac);
-        Ok(Self { keys: keys.take(MOST_KEYS).collect(), made_of: Sha256::digest(text).into() })
+        Ok(Self { keys: keys.collect(), made_of: Sha256::digest(text).into() })
     }
 
     /// Lets its keys verify these algorithms alone, of those that each may; all where none is named. It may have no key then.

@@ -283,6 +283,13 @@ fn keys_that_cannot_be_used_are_refused() {
     // Others do not take the good ones with them.
     let good = key.jwk("a", "P-256", r#","use":"sig","key_ops":["verify"],"alg":"ES256""#);
     assert_eq!(jwks(&["7", r#"{"kty":"new"}"#, &good]).unwrap().fitting(Some("a"), Algorithm::ES256).count(), 1);
+    // Of a file with too many, the last ones would count for nothing.
+    let many: Vec<String> = (0..65).map(|number| key.jwk(&number.to_string(), "P-256", "")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    assert!(why(jwks(&many)).contains("65 keys"));
+    assert!(jwks(&many[1..]).unwrap().knows(Some("64")));
+    let fetched = KeySet::of_fetched(format!("{{\"keys\":[{}]}}", many.join(",")).as_bytes()).unwrap();
+    assert!(fetched.knows(Some("63")) && !fetched.knows(Some("64")));
     // A secret is no public key.
     let secret = format!(r#"{{"kty":"oct","k":"{}"}}"#, encode(SECRET));
     assert!(KeySet::of_jwks(format!("{{\"keys\":[{secret}]}}").as_bytes(), false).is_err());
