@@ -27,6 +27,8 @@ const TAKEN: &str = "connection content-language content-length content-type dat
     idempotency-key keep-alive link location proxy-authenticate proxy-connection retry-after set-cookie te \
     trailer transfer-encoding upgrade via";
 
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
 keys! {
     /// The headers that oncegate adds to its answers and to what it sends to upstreams; false without quotes leaves one out.
     pub(super) struct Headers "[headers]" {
@@ -92,8 +94,14 @@ pub(super) fn check(root: &Table<'_>, own: &OwnHeaders, router: &Router, token: 
         let is_compared = |route: &&Arc<Route>| route.policy.fingerprint.headers.contains(name);
         let is_time = |route: &&Arc<Route>| route.policy.request_time.as_ref().is_some_and(|time| time.from == *name);
         let has_token = |route: &&Arc<Route>| token == Some(name) && route.policy.verifies_tokens();
+        if let Some(route) = routes().find(is_key).filter(|_| key == "forward_key_as" && *name == IDEMPOTENCY_KEY) {
+            let message = format!(
+                "route `{}` reads its key from this header, and the upstream gets it there already",
+                route.name
+            );
+            table.report(key, Wrong::new(message).hint("choose another name, or remove it"));
         // The key that is read from there goes on there.
-        if let Some(route) = routes().find(is_key).filter(|_| key == "attempt") {
+        } else if let Some(route) = routes().find(is_key).filter(|_| key == "attempt") {
             report(key, reads("its key", &route.name));
         } else if let Some(route) = routes().find(is_scope) {
             report(key, reads("a part of its scope", &route.name));
@@ -128,7 +136,12 @@ fn name_or_false_but(taken: &'static str) -> Kind<Option<HeaderName>> {
 /// The name of the header for a key.
 fn forwarded_key() -> Kind<HeaderName> {
     let parse = |node: &Node<'_>| {
-        let name = named(node, TAKEN_OF_REQUESTS, "write a header name, or remove it")?;
+        let hint = "write a header name, or remove it";
+        // The upstream may read keys where no route does: see `check`.
+        let name = match node.text() {
+            Ok(text) if text.eq_ignore_ascii_case("idempotency-key") => IDEMPOTENCY_KEY,
+            _ => named(node, TAKEN_OF_REQUESTS, hint)?,
+        };
         if name == ATTEMPT {
             return Err(Wrong::new(format!("`{}` has another meaning", node.text()?)).hint("choose another name"));
         }

@@ -12,6 +12,7 @@ mod delivery;
 pub mod describe;
 mod drain;
 mod driver;
+mod gate_before;
 pub mod identity;
 mod inquiry;
 mod observe;
@@ -416,6 +417,7 @@ impl Handler for Gate {
             return response.map(|body| body.with_request_guard(None, None, report));
         }
         let is_call = grpc::is_call(request.method(), request.headers());
+        let is_of_gate = gate_before::has_sent(request.headers(), &self.settings.own_headers);
         let usage = &self.shared.usage;
         let permit = if peer.connection_memory.as_ref().is_some_and(|memory| memory.is_backlogged()) {
             usage.exceeded(Limit::MaxBufferedMemory);
@@ -427,6 +429,7 @@ impl Handler for Gate {
         let permitted = permit.as_ref().map_err(|why| *why);
         let (state, reply) = self.answer(request, (id, notes), peer, permitted, &mut pending).await;
         pending.answer_began();
+        let reply = if is_of_gate { gate_before::to_gate_before(reply) } else { reply };
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&state, id, outcome, &response, began);
         let timer = state.metrics.answered(outcome, response.status(), began);

@@ -77,6 +77,8 @@ pub(super) struct Shared {
     pub(super) unreadable: LogThrottle,
     /// Temporary files that failed: while a disk is full, as many as there are large requests.
     pub(super) unspooled: LogThrottle,
+    /// For requests that another gate has claimed in the same store.
+    same_store: LogThrottle,
     /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
     /// Held for reading while the store is asked for a claim.
     pub(super) retired: Arc<RwLock<Vec<RulesDigest>>>,
@@ -98,6 +100,18 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Logs that another gate has claimed what a request would claim, in the same store.
+    pub(super) fn note_same_store(&self, route: &str) {
+        if let Some(others) = self.same_store.due() {
+            tracing::error!(
+                route,
+                others,
+                "a gate before this one has claimed the key of a request in this gate's own store, so the request cannot run: \
+                 give one of the two gates its own `store.service`, or a store of its own"
+            );
+        }
+    }
+
     pub(super) fn new(store: Arc<dyn Store>, usage: Arc<Usage>) -> Self {
         Self {
             quotas: Arc::new(Quotas::new(store.quotas())),
@@ -114,6 +128,7 @@ impl Shared {
             late_claims: LogThrottle::every(MINUTE),
             unreadable: LogThrottle::every(MINUTE),
             unspooled: LogThrottle::default(),
+            same_store: LogThrottle::every(MINUTE),
             retired: Arc::default(),
             replaced: ArcSwap::default(),
             newest: ArcSwap::default(),

@@ -27,6 +27,7 @@ mod encryption;
 mod examples;
 mod explain;
 mod forwarding;
+mod gate_before;
 mod grpc;
 mod grpc_h2;
 mod harness;

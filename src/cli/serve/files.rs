@@ -7,13 +7,16 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::config::Resolved;
 use crate::http::spool;
 
+/// The least that is kept for these, where there are so many: about what an idle gate has open.
+const FEWEST_OTHERS: u64 = 48;
+
 /// Files besides the connections that are counted: the store, the admin listener, connections that are being refused,
 /// temporary files of large bodies; and for each core, what its runtime has.
 const OTHERS: u64 = 512;
 const OTHERS_OF_A_CORE: u64 = 8;
 
-/// Lets the process have as many as the system allows. Where those are too few for the connections of `[limits]`, clients
-/// get fewer, so that they leave some to upstreams, the store and the admin listener.
+/// Lets the process have as many as the system allows. Where those are too few for the connections of `[limits]` and of the
+/// upstreams, both get fewer, so that they leave some to each other, the store and the admin listener.
 pub(super) fn share_out(config: &mut Resolved) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
@@ -29,17 +32,20 @@ pub(super) fn share_out(config: &mut Resolved) {
         upstreams: config.upstreams.iter().map(|upstream| upstream.max_connections).sum(),
         others: OTHERS + OTHERS_OF_A_CORE * cores,
     };
-    let max_connections = needs.clients_of(allowed);
+    let max_connections = needs.share(needs.clients, allowed);
     if max_connections < needs.clients {
         tracing::warn!(
             allowed,
             needed = needs.clients + needs.upstreams + needs.others,
             max_connections,
-            "the system allows this process too few open files for the connections of [limits]: max_connections is \
-             lowered, so that clients leave some to upstreams, the store and the admin listener; raise the hard limit \
-             (ulimit -Hn, LimitNOFILE=) or lower max_connections"
+            "the system allows this process too few open files for the connections of [limits] and of the upstreams: \
+             max_connections of both is lowered, so that they leave some to each other, the store and the admin listener; \
+             raise the hard limit (ulimit -Hn, LimitNOFILE=) or lower max_connections"
         );
         config.server.limits.max_connections = max_connections;
+        for upstream in &mut config.upstreams {
+            upstream.max_connections = needs.share(upstream.max_connections, allowed);
+        }
     }
 }
 
@@ -70,15 +76,15 @@ struct Needs {
 }
 
 impl Needs {
-    /// How many clients may be connected where so many files are allowed: the rest, after other uses, of which there are never
-    /// too few, they share with upstreams in proportion.
-    fn clients_of(&self, allowed: u64) -> u64 {
+    /// How many of `wanted` connections there may be where so many files are allowed: all connections share the rest, after other
+    /// uses, in proportion.
+    fn share(&self, wanted: u64, allowed: u64) -> u64 {
         let connections = self.clients + self.upstreams;
         if connections + self.others <= allowed {
-            return self.clients;
+            return wanted;
         }
-        let shared = allowed - self.others.min(allowed / 3);
-        (shared.saturating_mul(self.clients) / connections.max(1)).clamp(1, self.clients.max(1))
+        let shared = allowed - self.others.min((allowed / 3).max(FEWEST_OTHERS)).min(allowed);
+        (shared.saturating_mul(wanted) / connections.max(1)).clamp(1, wanted.max(1))
     }
 }
 
@@ -87,13 +93,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_leave_files_to_others() {
+    fn clients_and_upstreams_leave_files_to_others() {
         let needs = Needs { clients: 12_000, upstreams: 4_000, others: 500 };
-        for (allowed, clients) in
-            [(u64::MAX, 12_000), (16_500, 12_000), (16_499, 11_999), (8_500, 6_000), (1_200, 600), (300, 150), (1, 1)]
-        {
-            assert_eq!(needs.clients_of(allowed), clients, "{allowed}");
+        for (allowed, clients, upstreams) in [
+            (u64::MAX, 12_000, 4_000),
+            (16_500, 12_000, 4_000),
+            (16_499, 11_999, 3_999),
+            (8_500, 6_000, 2_000),
+            (1_200, 600, 200),
+            (300, 150, 50),
+            (64, 12, 4),
+            (1, 1, 1),
+        ] {
+            assert_eq!((needs.share(12_000, allowed), needs.share(4_000, allowed)), (clients, upstreams), "{allowed}");
         }
-        assert_eq!(Needs { clients: 10, upstreams: 0, others: 20 }.clients_of(25), 10);
+        assert_eq!(Needs { clients: 10, upstreams: 0, others: 20 }.share(10, 25), 5);
     }
 }

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::delivery_context::DeliveryContext;
 use crate::gate::answer::{Deadlines, Reply};
+use crate::gate::gate_before::claim_of_gate_before;
 use crate::gate::pass;
 use crate::gate::pass::{ForwardOptions, spool_problem};
 use crate::gate::request;
@@ -228,6 +229,11 @@ impl ProtectedRequest {
 
     /// What a record means for this request.
     pub(in crate::gate) async fn decide(&self, record: &Record, now: Timestamp) -> Result<Decision, Problem> {
+        let own = &self.gate.settings.own_headers;
+        if let Some(problem) = claim_of_gate_before(&self.head.headers, own, record) {
+            self.gate.shared.note_same_store(&self.route.name);
+            return Err(problem);
+        }
         let head = codec::Head::decode(&record.head);
         let is_same = match &head {
             Ok(head) => {
