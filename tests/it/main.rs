@@ -57,6 +57,7 @@ mod policy;
 mod policy_page;
 mod presets;
 mod probe;
+mod probe_waits;
 mod push_brokers;
 mod quota;
 mod reauthorize;

@@ -10,10 +10,10 @@ use crate::reload::reload;
 use crate::support::store::migrated;
 use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
 
-const NOW: &str = "recovery = { probe = \"/by-key/{key}?record={id}\", after = \"0s\" }\n";
+pub const NOW: &str = "recovery = { probe = \"/by-key/{key}?record={id}\", after = \"0s\" }\n";
 
 /// An upstream that says nothing to the first POST of each key, and to questions what `books` says.
-fn forgetful(books: impl Fn(usize) -> Reply + Send + Sync + 'static) -> Upstream {
+pub fn forgetful(books: impl Fn(usize) -> Reply + Send + Sync + 'static) -> Upstream {
     let (seen, asked) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
     Upstream::start(move |request| {
         if request.start_line().starts_with("GET ") {
@@ -29,7 +29,7 @@ fn forgetful(books: impl Fn(usize) -> Reply + Send + Sync + 'static) -> Upstream
     })
 }
 
-fn count(upstream: &Upstream, method: &str) -> usize {
+pub fn count(upstream: &Upstream, method: &str) -> usize {
     upstream.seen().iter().filter(|request| request.start_line().starts_with(method)).count()
 }
 
@@ -38,7 +38,7 @@ fn gate_before(upstream: &Upstream, recovery: &str) -> Gate {
 }
 
 /// The first request of a key, whose outcome is unknown.
-fn lost(gate: &Gate, key: &str) -> Response {
+pub fn lost(gate: &Gate, key: &str) -> Response {
     let reply = gate.post("/charges", key, "{}");
     reply.expect_problem(502, "upstream-broken");
     reply
@@ -337,47 +337,6 @@ fn asks_once(gates: impl Fn(&Upstream) -> Vec<Gate>) {
     assert_eq!((count(&upstream, "POST"), count(&upstream, "GET")), (1, 1));
     // What gave the right to ask is gone again.
     eventually("one record", || (gates[0].records("").len() == 1).then_some(()));
-}
-
-/// A retry that may wait gets what another finds out.
-#[test]
-fn a_retry_waits_for_the_one_that_asks() {
-    let signal = Signal::new();
-    let held = signal.clone();
-    let upstream = forgetful(move |_| Reply::ok("x").hold_until(&held));
-    let gate = gate_before(&upstream, &format!("{NOW}in_flight = {{ wait = \"10s\" }}\n"));
-    lost(&gate, "k-1");
-    std::thread::scope(|scope| {
-        let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
-        eventually("the upstream is asked", || (count(&upstream, "GET") == 1).then_some(()));
-        let second = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
-        gate.wait_for_waiting(1);
-        signal.open();
-        first.join().expect("an answer").expect(200, "recovered");
-        second.join().expect("an answer").expect(200, "replayed");
-    });
-    assert_eq!(count(&upstream, "GET"), 1);
-}
-
-/// What the upstream says tells nothing: it is not worth waiting for longer.
-#[test]
-fn a_retry_waits_no_longer_than_the_one_that_asks() {
-    let signal = Signal::new();
-    let held = signal.clone();
-    let upstream = forgetful(move |_| Reply::status("500 Internal Server Error", "books are closed").hold_until(&held));
-    let gate = gate_before(&upstream, &format!("{NOW}in_flight = {{ wait = \"60s\" }}\n"));
-    lost(&gate, "k-1");
-    std::thread::scope(|scope| {
-        let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
-        eventually("the upstream is asked", || (count(&upstream, "GET") == 1).then_some(()));
-        let others = [(); 2].map(|()| scope.spawn(|| gate.post("/charges", "k-1", "{}")));
-        gate.wait_for_waiting(2);
-        signal.open();
-        for one in [first].into_iter().chain(others) {
-            one.join().expect("an answer").expect_problem(409, "outcome-unknown");
-        }
-    });
-    assert_eq!((count(&upstream, "POST"), count(&upstream, "GET")), (1, 1));
 }
 
 /// The gate is killed while it asks: another asks again, and nothing runs.

@@ -86,6 +86,20 @@ fn what_is_young_enough_runs_and_is_replayed_at_any_age() {
     assert_eq!(Request::post("/charges").body("{}").send(&gate).status, 200);
 }
 
+/// Where a retry of an unknown outcome would run, a late one does not; and its client learns that it is not the first.
+#[test]
+fn a_late_retry_of_an_unknown_outcome_says_that_it_may_have_taken_effect() {
+    let upstream = Upstream::start(|_| Reply::nothing().close());
+    let gate = Gate::before(&upstream).defaults(&format!("{RULE}\nrecovery = \"retry\"")).start();
+    charge("k", at(0)).send(&gate).expect_problem(502, "upstream-broken");
+    let late = charge("k", at(-2 * 60 * 60)).send(&gate);
+    late.expect_problem(400, "request-expired");
+    let detail = late.json()["detail"].as_str().expect("a detail").to_owned();
+    assert!(detail.ends_with("may have taken effect: do not send it with a new key"), "{detail}");
+    assert_eq!((upstream.runs(), gate.states("k")), (1, vec!["unknown".to_owned()]));
+    expect_expired(&charge("other", at(-2 * 60 * 60)).send(&gate), "2h old");
+}
+
 #[test]
 fn a_late_retry_meets_the_attempt_and_not_the_upstream() {
     let signal = Signal::new();

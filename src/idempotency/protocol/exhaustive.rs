@@ -59,7 +59,7 @@ fn every_reachable_state_keeps_the_promise() {
         backoff: Duration::from_secs(1),
     };
     let mut states = 0;
-    let waits = [HOLDS, RETRIES, BARS, ELSEWHERE, RESENDS].map(|rules| (rules, 100));
+    let waits = [HOLDS, RETRIES, BARS, ELSEWHERE, PROBES, RESENDS].map(|rules| (rules, 100));
     let at_once = [HOLDS, RETRIES, BARS, ELSEWHERE, PROBES, PROBES_AND_BARS, RESENDS].map(|rules| (rules, 0));
     for (rules, patience) in at_once.into_iter().chain(waits) {
         for gates in [[0, 1], [0, 0]] {

@@ -107,7 +107,24 @@ const SITUATIONS: &[Situation] = &[
     ("It leads, and reads the record that it waits for", WAITS, || {
         waiting(false, &[Event::WaitSlotAcquired, Event::Changed, Event::Leads])
     }),
+    ("It leads, a probe is due, and it finds out whether another asks the upstream", WAITS, || checking(&[])),
+    ("None asks, and it reads the record again", WAITS, || checking(&[Event::ProbeLocked])),
+    ("None asks any more, and it reads the record again", WAITS, || {
+        checking(&[
+            Event::ProbeTaken,
+            Event::Changed,
+            Event::Leads,
+            Event::Looked(Some(view(Decision::Probe))),
+            Event::ProbeLocked,
+        ])
+    }),
 ];
+
+/// A request that waits has found that a probe is due.
+fn checking(events: &[Event]) -> Vec<(Duration, Event)> {
+    let due = [Event::WaitSlotAcquired, Event::Changed, Event::Leads, Event::Looked(Some(view(Decision::Probe)))];
+    waiting(false, &[&due, events].concat())
+}
 
 fn at_once(events: &[Event]) -> Vec<(Duration, Event)> {
     events.iter().map(|event| (START, event.clone())).collect()

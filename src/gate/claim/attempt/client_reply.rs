@@ -114,10 +114,13 @@ pub(super) fn by_policy(mut problem: Problem, is_released: bool, recovery: &Reco
         // The upstream cannot take it as it is.
         (true, false) if problem.code == Code::BadRequest => {}
         (true, false) => problem.detail.push_str("; this route releases the key: a retry runs the request again"),
-        (false, true) if matches!(recovery, Recovery::Hold | Recovery::Resend(_)) => {
-            let detail =
-                "nothing was sent to the upstream; this route holds the outcome as unknown: a retry does not run";
-            problem.detail = detail.to_owned();
+        (false, true) if !matches!(recovery, Recovery::Retry) => {
+            let retry = match recovery {
+                Recovery::Probe(_) => "a retry asks the upstream first",
+                Recovery::Hold | Recovery::Resend(_) | Recovery::Retry => "a retry does not run",
+            };
+            problem.detail =
+                format!("nothing was sent to the upstream; this route holds the outcome as unknown: {retry}");
         }
         (false, false) if matches!(problem.code, Code::UpstreamBroken | Code::UpstreamTimeout) => {
             problem.detail.push_str(MAY_HAVE_RUN);
@@ -222,13 +225,17 @@ pub(super) fn trailers_may_follow(request: &ProtectedRequest, answer: &Answer) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::idempotency::recovery::{Probe, ProbePath};
 
     #[test]
     fn a_problem_says_what_its_route_makes_of_a_retry() {
         use Code::{BadRequest, UpstreamBroken, UpstreamUnreachable};
+        let path = ProbePath::parse("/{key}").unwrap();
+        let probe = Recovery::Probe(Probe { path, after: None, every: None, headers: Vec::new() });
         let cases = [
             (UpstreamUnreachable, true, Recovery::Hold, ""),
             (UpstreamUnreachable, false, Recovery::Hold, "a retry does not run"),
+            (UpstreamUnreachable, false, probe, "a retry asks the upstream first"),
             // It runs, as after any failure to send.
             (UpstreamUnreachable, false, Recovery::Retry, ""),
             (UpstreamBroken, true, Recovery::Hold, "a retry runs the request again"),

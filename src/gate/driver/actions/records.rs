@@ -9,6 +9,10 @@ use crate::idempotency::protocol::{Event, RecordView, SettleResult};
 use crate::idempotency::record::{AttemptToken, Record, State, Timestamp, Version};
 use crate::store::{Error, ErrorKind, Settled};
 
+/// What a request is told that may not run by its time, where the route would let a retry of an unknown outcome run.
+const EARLIER_MAY_HAVE_RUN: &str =
+    ", but an earlier request with this key may have taken effect: do not send it with a new key";
+
 impl ActionExecutor {
     /// A record that stands, as it concerns this request.
     pub(super) async fn view(&mut self, record: Record, now: Timestamp) -> Result<RecordView, Problem> {
@@ -21,6 +25,10 @@ impl ActionExecutor {
         };
         if decision == Decision::Supersede {
             self.leader.iter().for_each(|leader| leader.set_knows_record(false));
+            // A request that may not run is not the whole story of its key.
+            if record.state != State::Completed && (record.state == State::InFlight || record.until > now) {
+                self.problem.iter_mut().for_each(|problem| problem.detail.push_str(EARLIER_MAY_HAVE_RUN));
+            }
         }
         let version @ Version { attempt, state, until } = record.version();
         let is_own = state == State::Unknown && self.fresh.as_ref().is_some_and(|fresh| fresh.attempt == attempt);

@@ -6,7 +6,6 @@ use super::super::super::decide::{Decision, RunningAttempt};
 use super::super::super::record::{Timestamp, Version};
 use super::super::super::recovery::Finding;
 use super::super::{Action, Event, Reply, SettleResult};
-use super::waiting::Place;
 use super::{Phase, Protocol, earlier};
 
 /// When a request is to come back whose record another gate asks the upstream about.
@@ -102,7 +101,7 @@ impl Protocol {
 
     /// Another request asks the upstream about the record: this one waits for it where it may.
     pub(super) fn another_asks(&mut self, now: Duration, share: Option<Action>) -> Vec<Action> {
-        self.in_flight(now, Place::elsewhere(now), ANOTHER_ASKS, share)
+        self.being_asked(now, ANOTHER_ASKS, share)
     }
 
     fn recover(&mut self, probing: Probing, deadline: Duration) -> Vec<Action> {

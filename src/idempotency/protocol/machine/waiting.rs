@@ -21,6 +21,8 @@ pub(super) struct Waiting {
     deadline: Duration,
     /// The pause before the next look at a record of another process.
     pause: Duration,
+    /// Another request has asked the upstream about the attempt meanwhile.
+    is_asked: bool,
 }
 
 /// Where the attempt is that a request waits for.
@@ -32,6 +34,10 @@ pub(super) enum Place {
     OtherProcess { look: Duration },
     /// It may have ended: the request finds out, following another or leading.
     Looking { leads: bool },
+    /// A probe is due: the request, which leads, finds out whether another asks the upstream at the moment.
+    Checking,
+    /// None does: it has the right to ask, and does not use it. The record may say by now what the upstream said.
+    LookingAgain,
 }
 
 impl Protocol {
@@ -47,7 +53,7 @@ impl Protocol {
     }
 
     pub(super) fn waited(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
-        let leads = waiting.place == (Place::Looking { leads: true });
+        let leads = matches!(waiting.place, Place::Looking { leads: true } | Place::Checking | Place::LookingAgain);
         match event {
             Event::ClientLeft => self.stop_waiting(leads, None),
             Event::Timeout if now >= waiting.deadline => self.stop_waiting(leads, Some(waiting.in_flight(now))),
@@ -59,7 +65,8 @@ impl Protocol {
             event => match waiting.place {
                 Place::Here => self.waited_here(waiting, event),
                 Place::OtherProcess { look } => self.waited_elsewhere(now, waiting, look, event),
-                Place::Looking { .. } => self.looked(now, waiting, leads, event),
+                Place::Looking { .. } | Place::LookingAgain => self.looked(now, waiting, leads, event),
+                Place::Checking => self.checked(now, waiting, event),
             },
         }
     }
@@ -112,11 +119,19 @@ impl Protocol {
         };
         match decision {
             Decision::InFlight(attempt) => self.wait_elsewhere(now, Waiting { attempt, at: now, ..waiting }, share),
-            // A probe is due. A request that waits asks nothing: it looks at the record again.
-            Decision::Probe => {
-                let place = Place::OtherProcess { look: now + waiting.pause };
-                self.go(Phase::Waiting(Waiting { place, ..waiting }), share)
-            }
+            // A request that waits asks the upstream nothing. Another may, or have found out nothing.
+            Decision::Probe => match waiting.place {
+                Place::Looking { leads: true } => {
+                    let waiting = Waiting { place: Place::Checking, ..waiting };
+                    self.call(Phase::Waiting(waiting), Action::LockProbe)
+                }
+                Place::LookingAgain if waiting.is_asked => {
+                    let reply = Reply::Decided { decision: Decision::Unknown, until };
+                    self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
+                }
+                Place::LookingAgain => self.go(Phase::Done, [Action::ShareFound, Action::Reply(Reply::NothingLeft)]),
+                _ => self.wait_for_probe(now, waiting, share),
+            },
             // A new attempt would be due, and a request that waits starts none.
             Decision::Supersede => self.go(Phase::Done, share.into_iter().chain([Action::Reply(Reply::NothingLeft)])),
             decision => {
@@ -124,6 +139,27 @@ impl Protocol {
                 self.go(Phase::Done, share.into_iter().chain([reply]))
             }
         }
+    }
+
+    /// Does another request ask the upstream at the moment?
+    fn checked(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
+        match event {
+            Event::ProbeLocked => {
+                self.call(Phase::Waiting(Waiting { place: Place::LookingAgain, ..waiting }), Action::Look)
+            }
+            Event::ProbeTaken => {
+                self.wait_for_probe(now, Waiting { is_asked: true, ..waiting }, Some(Action::ShareFound))
+            }
+            Event::StoreFailed { .. } => self.wait_elsewhere(now, waiting, Some(Action::Leave)),
+            Event::Failed => self.stop_waiting(true, Some(Reply::Failed)),
+            _ => self.stay(Phase::Waiting(waiting)),
+        }
+    }
+
+    /// The record does not change while another asks: it is looked at again.
+    fn wait_for_probe(&mut self, now: Duration, waiting: Waiting, first: Option<Action>) -> Vec<Action> {
+        let place = Place::OtherProcess { look: now + waiting.pause };
+        self.go(Phase::Waiting(Waiting { place, ..waiting }), first)
     }
 
     /// An attempt is in flight: the request waits where it may. `share` comes first.
@@ -134,8 +170,24 @@ impl Protocol {
         attempt: RunningAttempt,
         share: Option<Action>,
     ) -> Vec<Action> {
+        self.begin_to_wait(now, place, attempt, false, share)
+    }
+
+    /// The same, where another request asks the upstream about the attempt.
+    pub(super) fn being_asked(&mut self, now: Duration, attempt: RunningAttempt, share: Option<Action>) -> Vec<Action> {
+        self.begin_to_wait(now, Place::elsewhere(now), attempt, true, share)
+    }
+
+    fn begin_to_wait(
+        &mut self,
+        now: Duration,
+        place: Place,
+        attempt: RunningAttempt,
+        is_asked: bool,
+        share: Option<Action>,
+    ) -> Vec<Action> {
         let deadline = self.limits.patience;
-        let waiting = Waiting { place, attempt, at: now, deadline, pause: FIRST_LOOK };
+        let waiting = Waiting { place, attempt, at: now, deadline, pause: FIRST_LOOK, is_asked };
         if self.may_wait() {
             return self.go(Phase::AcquiringWaitSlot(waiting), share.into_iter().chain([Action::AcquireWaitSlot]));
         }
@@ -168,7 +220,7 @@ impl Waiting {
     pub(super) fn timeout(&self) -> Duration {
         match self.place {
             Place::OtherProcess { look } => look.min(self.deadline),
-            Place::Here | Place::Looking { .. } => self.deadline,
+            Place::Here | Place::Looking { .. } | Place::Checking | Place::LookingAgain => self.deadline,
         }
     }
 
