@@ -10,13 +10,16 @@ use self::fingerprint::Fingerprint;
 use super::declare::Shown::{DefaultAs, DefaultOff, Example, Required};
 use super::declare::{Inner, Keys as _, Section, keys};
 use super::headers::TOKEN;
-use super::kinds::{Kind, flag, nested, nonzero_time, number, or_false, set, size, text, time_of, unique, words};
+use super::kinds::{
+    Kind, flag, nested, nonzero_time, number, or_false, set, size, text, text_as, time_of, unique, words,
+};
 use super::node::{Node, Table, Wrong};
 use super::preset::Preset;
 use super::units::show_duration;
 use crate::idempotency::delivery::{Async, Deliver};
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Cors, InFlight, Mode, Policy, ResponseMode, Seal, StoreFailure};
+use crate::idempotency::recovery::without_query_values;
 use crate::idempotency::scope::{Scope, ScopeWord};
 use crate::route::Router;
 
@@ -124,7 +127,7 @@ keys! {
         /// 403 and 404 go to the client as they came; anything else is 502 `upstream-unreachable`, and the client may try
         /// again. Equal retries within a second share a question. A request that runs is not asked about. false: replays are not
         /// asked about either.
-        reauthorize => or_false(text(ASKED, asked)), Example("\"/v1/whoami\"");
+        reauthorize => or_false(text_as(ASKED, asked, |path: &PathAndQuery| without_query_values(path.as_str()))), Example("\"/v1/whoami\"");
         /// Which scripts may read, in browsers, the answers that oncegate itself gives.
         cors => nested();
         /// A page that explains the problems that oncegate answers with: their `type` and Link.

@@ -269,13 +269,29 @@ fn has_dot_segment(path: &str) -> bool {
 }
 
 impl fmt::Display for ProbePath {
+    /// As [`without_query_values`] shows it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|piece| match piece {
-            Piece::Text(text) => f.write_str(text),
-            Piece::Key => f.write_str("{key}"),
-            Piece::Id => f.write_str("{id}"),
-        })
+        let pieces = self.0.iter().map(|piece| match piece {
+            Piece::Text(text) => text.as_str(),
+            Piece::Key => "{key}",
+            Piece::Id => "{id}",
+        });
+        f.write_str(&without_query_values(&pieces.collect::<String>()))
     }
+}
+
+/// A target as it is printed and logged: with `***` for each value of its query, which may be a credential, but `{key}` and
+/// `{id}`.
+#[must_use]
+pub fn without_query_values(target: &str) -> String {
+    let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
+    let shown = |parameter: &str| match parameter.split_once('=') {
+        Some((name, value @ ("" | "{key}" | "{id}"))) => format!("{name}={value}"),
+        Some((name, _)) => format!("{name}=***"),
+        None => "***".to_owned(),
+    };
+    let query: Vec<String> = query.split('&').map(shown).collect();
+    format!("{path}?{}", query.join("&"))
 }
 
 impl fmt::Debug for ProbeHeader {
@@ -287,6 +303,20 @@ impl fmt::Debug for ProbeHeader {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_value_of_a_query_is_printed_but_what_stands_for_a_key_or_an_id() {
+        for (target, shown) in [
+            ("/who", "/who"),
+            ("/who?token=secret", "/who?token=***"),
+            ("/who?secret", "/who?***"),
+            ("/{key}?id={id}&key={key}&token=s=1&empty=&more", "/{key}?id={id}&key={key}&token=***&empty=&***"),
+            ("/by/{id}?a=x{key}", "/by/{id}?a=***"),
+        ] {
+            assert_eq!(without_query_values(target), shown);
+        }
+        assert_eq!(ProbePath::parse("/by/{key}?token=secret").unwrap().to_string(), "/by/{key}?token=***");
+    }
 
     #[test]
     fn a_key_cannot_leave_its_place() {

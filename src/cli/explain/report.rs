@@ -19,6 +19,7 @@ use crate::idempotency::fingerprint::{BodyComparison, BytewiseReason, Recipe, st
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RecordId;
+use crate::idempotency::recovery::without_query_values;
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Ambiguous, Route, RouteMatch};
 
@@ -283,7 +284,7 @@ impl Report<'_> {
         self.scope(identified);
         self.fingerprint(identified);
         route.policy.quota.iter().for_each(|quota| self.line("quota", show_quota(quota)));
-        if let Some(path) = &route.policy.reauthorize {
+        if let Some(path) = route.policy.reauthorize.as_ref().map(|path| without_query_values(path.as_str())) {
             self.line(
                 "replay",
                 format!("GET {path} is asked of the upstream first, with the retry's own headers: 2xx lets it"),

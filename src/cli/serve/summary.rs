@@ -13,7 +13,7 @@ use crate::http::upstream::{self, Place};
 use crate::idempotency::delivery::Deliver;
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, Seal, StoreFailure};
-use crate::idempotency::recovery::Recovery;
+use crate::idempotency::recovery::{Recovery, without_query_values};
 use crate::idempotency::scope::Scope;
 use crate::idempotency::settle::{Ending, OutcomeAction, Outcomes};
 use crate::route::Route;
@@ -351,7 +351,7 @@ fn show_policy(policy: &Policy) -> Vec<(&'static str, String)> {
         };
         shown.push(("accepts", format!("{who}; given up after {attempts} attempts or {given_up}")));
     }
-    if let Some(path) = &policy.reauthorize {
+    if let Some(path) = policy.reauthorize.as_ref().map(|path| without_query_values(path.as_str())) {
         shown.push(("replays", format!("only where the upstream answers GET {path} with 2xx")));
     }
     if policy.seal == Seal::Required {
