@@ -100,6 +100,10 @@ fn what_fails_says_so() {
         assert_eq!(output.status.code(), Some(1), "{}", both(&output));
         assert!(output.stdout.is_empty() && !output.stderr.is_empty());
     }
+    gate.post("/charges", "paid", "{}").expect(200, "executed");
+    let by_key = ["resolve", "--key", "paid", "--release", "--reason", "x", "--yes"];
+    let said = both(&oncegate(&[&["records", "--admin", &admin], &by_key[..]].concat()));
+    assert!(said.contains("0 records released") && said.contains("the record is completed"), "{said}");
     let away = oncegate(&["records", "--admin", &Upstream::free_address().to_string(), "list"]);
     assert_eq!(away.status.code(), Some(1));
     for usage in [&["records", "list", "--state", "odd"][..], &["records", "show", "odd"], &["odd"], &[]] {

@@ -10,9 +10,10 @@ use serde_json::{Map, Value, json};
 
 use super::table;
 use super::{
-    Ask, ChangeArgs, ResolveArgs, SHOWN, WHOLE, ids_of, members_of, one_of, percent_encode, record_path, records_of,
-    whole_id,
+    Ask, ChangeArgs, FilterArgs, ResolveArgs, SHOWN, WHOLE, ids_of, members_of, one_of, percent_encode, record_path,
+    records_of, whole_id,
 };
+use crate::cli::complain;
 use crate::cli::http_client::AdminClient;
 use crate::cli::paging::note_unknown_route;
 use crate::cli::table::text;
@@ -350,8 +351,25 @@ impl Change {
         }
         if counts.matched == 0 {
             note_unknown_route(client, args.filter.route.as_deref()).await;
+            if self.path == "resolve" {
+                note_other_state(client, &args.filter).await;
+            }
         }
         Ok(counts)
+    }
+}
+
+/// Says in what state the records of a key or an id are of which none is unknown. It is for information: where the gate does not say,
+/// that stays unsaid.
+async fn note_other_state(client: &AdminClient, filter: &FilterArgs) {
+    if filter.key.is_none() && filter.id.is_none() {
+        return;
+    }
+    let any = filter.given().filter(|(name, _)| *name != "state");
+    let any: String = any.map(|(name, value)| format!("&{name}={}", percent_encode(value))).collect();
+    let Ok(page) = client.send(Method::GET, &format!("/api/v1/records?limit=1{any}"), None).await else { return };
+    if let Some(found) = records_of(&page).ok().and_then(|found| found.first()) {
+        complain(&format!("oncegate: the record is {}: only an unknown one is resolved", text(&found["state"])));
     }
 }
 
