@@ -179,6 +179,8 @@ impl<'a> Node<'a> {
         let found = match self.value {
             Value::String(..) | Value::Char(..) => "text",
             Value::Bool(..) => "true or false",
+            Value::Num(_, number) if number.to_i128().is_some_and(|number| number < 0) => "a negative number",
+            Value::Num(_, number) if number.to_i128().is_none() => "a fraction",
             Value::Num(..) => "a number",
             Value::Empty(..) => "nothing",
             Value::Dict(..) => "a table",
@@ -345,8 +347,10 @@ impl<'a> Table<'a> {
 }
 
 fn listed(section: &Section) -> String {
-    if section.is_open() {
-        return "names of your choice".to_owned();
+    match section.name {
+        "outcomes" => return "endings of an attempt, as in { \"5xx\" = \"hold\" }".to_owned(),
+        _ if section.is_open() => return "names of your choice".to_owned(),
+        _ => {}
     }
     section.names().collect::<Vec<_>>().join(", ")
 }
