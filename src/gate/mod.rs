@@ -31,6 +31,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use self::admission::admit::{Admission, Refusal, Step};
+use self::admission::if_protected::IfProtected;
 use self::admission::ignored::{IgnoredLog, KeyPlaces, head_lines};
 use self::admission::jwt::{self, Verifier};
 pub use self::answer::HeaderNames;
@@ -140,6 +141,8 @@ pub struct Gate {
     added: Arc<[HeaderName]>,
     /// Where clients put keys.
     key_places: KeyPlaces,
+    /// What requests would get where routes observe.
+    if_protected: Option<IfProtected>,
     /// What scripts may read of them.
     exposed: HeaderValue,
     /// Verifies the tokens that scopes have claims of.
@@ -258,6 +261,7 @@ impl Gate {
             verifier,
             unrouted,
             key_places: KeyPlaces::of(&router),
+            if_protected: IfProtected::of(&router),
             exposed: answer::exposed(&settings.headers),
             added: settings.headers.all().into(),
             context: Arc::new(ForwardingContext {
@@ -417,7 +421,6 @@ impl Handler for Gate {
             return response.map(|body| body.with_request_guard(None, None, report));
         }
         let is_call = grpc::is_call(request.method(), request.headers());
-        let is_of_gate = gate_before::has_sent(request.headers(), &self.settings.own_headers);
         let usage = &self.shared.usage;
         let permit = if peer.connection_memory.as_ref().is_some_and(|memory| memory.is_backlogged()) {
             usage.exceeded(Limit::MaxBufferedMemory);
@@ -429,7 +432,6 @@ impl Handler for Gate {
         let permitted = permit.as_ref().map_err(|why| *why);
         let (state, reply) = self.answer(request, (id, notes), peer, permitted, &mut pending).await;
         pending.answer_began();
-        let reply = if is_of_gate { gate_before::to_gate_before(reply) } else { reply };
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&state, id, outcome, &response, began);
         let timer = state.metrics.answered(outcome, response.status(), began);

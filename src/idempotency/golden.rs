@@ -17,7 +17,7 @@ use super::key::Key;
 use super::policy::Policy;
 use super::record::{AttemptToken, Record, State, Timestamp};
 use super::recovery::{Probe, ProbePath, Recovery};
-use super::settle::{Control, Ending, Outcomes, Verdict, settle};
+use super::settle::{Control, Ending, GateSays, Outcomes, Verdict, settle};
 use super::unknown::UnknownCause;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idempotency/decide.golden.md");
@@ -62,7 +62,7 @@ fn tables() -> String {
     out.push_str(
         "\n## How an attempt ends\n\n\
          An attempt was forwarded, and ended. This is what becomes of its record, by default and where the upstream \
-         says something in `Idempotency-Control`. *Stored*: retries get this answer for the route's ttl, or for as \
+         says something in `Idempotency-Control`, or is another gate and says in `Idempotency-Status` that the answer is its own. *Stored*: retries get this answer for the route's ttl, or for as \
          long as is said. *Without body*: retries get 409 `response-not-stored`. *Released*: a retry runs. *Held*: the \
          outcome is unknown.\n\n",
     );
@@ -179,6 +179,8 @@ fn controls(out: &mut String) {
         ("`no-store, ttl=60`", Control { no_store: true, ttl, ..Control::default() }),
         ("`release`", Control { release: true, ..Control::default() }),
         ("`release, no-store, ttl=60`", Control { release: true, no_store: true, ttl, ..Control::default() }),
+        ("of another gate: nothing sent", Control { of_gate: Some(GateSays::NothingSent), ..Control::default() }),
+        ("of another gate: not over", Control { of_gate: Some(GateSays::NotOver), ..Control::default() }),
     ];
     endings(out, &said.map(|(said, control)| (said, move |ending| settle(&Policy::default(), ending, &control, None))));
 }

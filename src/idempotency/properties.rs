@@ -94,6 +94,7 @@ fn control() -> impl Strategy<Value = Control> {
         no_store,
         ttl: ttl.map(Duration::from_secs),
         invalid: 0,
+        of_gate: None,
     })
 }
 

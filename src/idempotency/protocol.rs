@@ -102,6 +102,8 @@ pub enum Event {
     ProbeLocked,
     /// After [`Action::LockProbe`]: another request, of any gate, asks it.
     ProbeTaken,
+    /// After [`Action::CheckProbe`]: none has it.
+    ProbeFree,
     /// After [`Action::Probe`]: what the upstream says of the attempt.
     Probed(Finding),
     /// After [`Action::Run`]: the attempt has ended.
@@ -220,6 +222,8 @@ pub enum Action {
     Withdraw,
     /// Ask the store for the right to ask the upstream about the record, which one request has at a time.
     LockProbe,
+    /// Ask the store whether a request has that right.
+    CheckProbe,
     /// Tell followers that the upstream is being asked.
     ShareProbing,
     /// Ask the upstream what became of the attempt.

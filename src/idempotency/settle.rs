@@ -55,7 +55,16 @@ pub struct Outcomes {
     pub broken: Option<OutcomeAction>,
 }
 
-/// What the upstream said in `Idempotency-Control`.
+/// What another gate, which is the upstream, says of a request that it answered itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateSays {
+    /// It sent nothing.
+    NothingSent,
+    /// An earlier request with the key is not over there, or how it ended is unknown.
+    NotOver,
+}
+
+/// What the upstream said in `Idempotency-Control`, and in `Idempotency-Status` where it is another gate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Control {
     /// `release`
@@ -66,6 +75,8 @@ pub struct Control {
     pub ttl: Option<Duration>,
     /// How many directives were invalid and ignored.
     pub invalid: usize,
+    /// `Idempotency-Status`: what the answer is, where it is a gate's own.
+    pub of_gate: Option<GateSays>,
 }
 
 /// What becomes of the record.
@@ -86,6 +97,9 @@ pub enum Verdict {
 
 /// Decides what an attempt's ending does to its record. `control` counts only where the upstream answered, and what
 /// `outcomes_body` says of the answer, `by_body`, only where it answered no gRPC call, which has a status of its own.
+///
+/// A gate that is the upstream may answer itself: what it did not send ends as where the upstream cannot be reached, and what is
+/// not over there as where it broke off. Otherwise its 409 for an attempt in flight would be the answer for good.
 #[must_use]
 pub fn settle(policy: &Policy, ending: Ending, control: &Control, by_body: Option<OutcomeAction>) -> Verdict {
     let complete = |keep_body| Verdict::Complete { ttl: control.ttl.unwrap_or(policy.ttl), keep_body };
@@ -98,7 +112,11 @@ pub fn settle(policy: &Policy, ending: Ending, control: &Control, by_body: Optio
         }
     }
     let by_body = by_body.filter(|_| matches!(ending, Ending::Answered(_)));
-    match by_body.unwrap_or_else(|| policy.outcomes.action(ending)) {
+    let by_gate = || match control.of_gate.filter(|_| !policy.outcomes.names(ending))? {
+        GateSays::NothingSent => Some(policy.outcomes.action(Ending::Unreachable)),
+        GateSays::NotOver => Some(policy.outcomes.action(Ending::Broken)),
+    };
+    match by_body.or_else(by_gate).unwrap_or_else(|| policy.outcomes.action(ending)) {
         OutcomeAction::Store => complete(true),
         OutcomeAction::Release => Verdict::Release,
         OutcomeAction::Hold => Verdict::Hold,
@@ -232,6 +250,18 @@ impl Outcomes {
     }
 }
 
+impl GateSays {
+    /// By the one `Idempotency-Status`, which is the code of a problem (SPEC, "Problems").
+    fn read(headers: &HeaderMap) -> Option<Self> {
+        let mut lines = headers.get_all("idempotency-status").iter();
+        match (lines.next()?.as_bytes(), lines.next()) {
+            (b"upstream-unreachable" | b"overloaded" | b"quota-exceeded", None) => Some(Self::NothingSent),
+            (b"in-flight" | b"outcome-unknown", None) => Some(Self::NotOver),
+            _ => None,
+        }
+    }
+}
+
 impl Control {
     /// Reads every `Idempotency-Control` line of an answer: directives with commas between them, in any case.
     ///
@@ -239,7 +269,7 @@ impl Control {
     /// invalid.
     #[must_use]
     pub fn read(headers: &HeaderMap) -> Self {
-        let mut control = Self::default();
+        let mut control = Self { of_gate: GateSays::read(headers), ..Self::default() };
         let mut ttls = Vec::new();
         let lines = headers.get_all("idempotency-control").iter();
         for directive in lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b',')) {
@@ -333,6 +363,43 @@ mod tests {
     fn read(lines: &[&'static str]) -> Control {
         let name = HeaderName::from_static("idempotency-control");
         Control::read(&lines.iter().map(|line| (name.clone(), HeaderValue::from_static(line))).collect())
+    }
+
+    /// What a gate says that is the upstream is no answer to keep, unless the configuration names the status.
+    #[test]
+    fn another_gates_own_answers_are_not_kept() {
+        let says = |words: &[&'static str]| {
+            let name = HeaderName::from_static("idempotency-status");
+            Control::read(&words.iter().map(|word| (name.clone(), HeaderValue::from_static(word))).collect())
+        };
+        let policy = |entries: &[(&str, &str)]| {
+            let mut outcomes = Outcomes::default();
+            entries.iter().for_each(|(entry, action)| outcomes.insert(entry, action).unwrap());
+            Policy { outcomes, ..Policy::default() }
+        };
+        let (usual, holds) = (policy(&[]), policy(&[("5xx", "hold")]));
+        for (status, word, verdict, again) in [
+            (409, "in-flight", Verdict::Hold, Verdict::Hold),
+            (409, "outcome-unknown", Verdict::Hold, Verdict::Hold),
+            (503, "overloaded", Verdict::Release, Verdict::Hold),
+            (502, "upstream-unreachable", Verdict::Release, Verdict::Hold),
+            (429, "quota-exceeded", Verdict::Release, Verdict::Hold),
+        ] {
+            let (ending, control) = (Ending::Answered(status), says(&[word]));
+            for policy in [&usual, &holds] {
+                assert_eq!(settle(policy, ending, &control, None), verdict, "{word}");
+                assert_eq!(settle_again(policy, ending, &control, None), again, "{word}");
+            }
+        }
+        let in_flight = says(&["in-flight"]);
+        let named = settle(&policy(&[("409", "store")]), Ending::Answered(409), &in_flight, None);
+        assert!(matches!(named, Verdict::Complete { .. }));
+        let by_body = settle(&usual, Ending::Answered(409), &in_flight, Some(OutcomeAction::Release));
+        assert_eq!(by_body, Verdict::Release);
+        // What it stored, or an application answered, is an answer as any.
+        for words in [&["executed"][..], &["replayed"], &["response-not-stored"], &["in-flight", "in-flight"], &[]] {
+            assert_eq!(says(words), Control::default(), "{words:?}");
+        }
     }
 
     fn seconds(seconds: u64) -> Control {

@@ -13,6 +13,10 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{EnvFilter, reload};
 
+use self::line_writer::LineWriter;
+
+mod line_writer;
+
 /// The target of events with a field that holds a JSON array of objects. Where lines are JSON it stands in them as it is.
 pub const STRUCTURED: &str = "oncegate::structured";
 
@@ -66,7 +70,9 @@ impl Filter {
 /// Sends the logs of this process to standard error, panics included. Colours only on a terminal, and not where the
 /// environment variable `NO_COLOR` is set.
 pub fn init(settings: &Settings) -> Result<Filter, Error> {
-    let lines = tracing_subscriber::fmt().with_env_filter(filter(&settings.level)?).with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter(&settings.level)?)
+        .with_writer(LineWriter::new(std::io::stderr(), settings.format));
     // A line that cannot be written, as where standard error is a file on a full disk, is lost. To say so there would panic, and
     // a panic that is logged would end the process.
     let lines = lines.log_internal_errors(false);

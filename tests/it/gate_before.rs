@@ -1,6 +1,6 @@
 //! One gate before another: what the second says of its key, the first must not keep as the answer.
 
-use serde_json::json;
+use std::time::Duration;
 
 use crate::support::store::migrated;
 use crate::support::{Gate, Reply, Request, Response, Signal, Upstream};
@@ -10,29 +10,46 @@ fn post(gate: &Gate, key: &str) -> Response {
 }
 
 /// A gate before another, each with a store of its own.
-fn before(inner: &Gate) -> Gate {
-    Gate::before_url(&format!("http://{}", inner.address)).defaults("outcomes = { \"5xx\" = \"hold\" }\n").start()
+fn before(inner: &Gate, defaults: &str) -> Gate {
+    Gate::before_url(&format!("http://{}", inner.address)).defaults(defaults).start()
 }
 
+const HOLDS: &str = "outcomes = { \"5xx\" = \"hold\" }\n";
+
+/// The request of another client runs at the second gate. How it ends is unknown to the first one, and not the answer for good.
 #[test]
-fn a_retry_is_answered_by_the_attempt_that_the_other_gate_runs() {
-    let signal = Signal::new();
-    let held = signal.clone();
-    let upstream = Upstream::start(move |_| Reply::ok("charged").hold_until(&held));
+fn an_attempt_in_flight_at_the_other_gate_is_not_the_answer() {
+    for (recovery, then) in [("\"hold\"", None), ("\"retry\"", Some("executed"))] {
+        let signal = Signal::new();
+        let held = signal.clone();
+        let upstream = Upstream::start(move |_| Reply::ok("charged").hold_until(&held));
+        let inner = Gate::before(&upstream).start();
+        let outer = before(&inner, &format!("recovery = {recovery}\n"));
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| post(&inner, "k-1"));
+            upstream.wait_for_runs(1);
+            let early = post(&outer, "k-1");
+            assert_eq!((early.status, early.word().as_str()), (409, "outcome-unknown"), "{}", early.show());
+            signal.open();
+            first.join().expect("an answer").expect(200, "executed");
+        });
+        let retry = post(&outer, "k-1");
+        match then {
+            Some(word) => drop(retry.expect(200, word)),
+            None => drop(retry.expect_problem(409, "outcome-unknown")),
+        }
+        assert_eq!(upstream.runs(), 1);
+    }
+}
+
+/// A gate is an upstream that honours the key: it says that the first request is not over, and then gives its answer.
+#[test]
+fn a_request_is_sent_again_to_the_other_gate_until_it_has_the_answer() {
+    let upstream = Upstream::start(|_| Reply::ok("charged").pause(Duration::from_secs(2)));
     let inner = Gate::before(&upstream).start();
-    let outer = before(&inner);
-    std::thread::scope(|scope| {
-        let first = scope.spawn(|| post(&inner, "k-1"));
-        upstream.wait_for_runs(1);
-        let early = post(&outer, "k-1");
-        assert_eq!((early.status, early.word().as_str()), (409, "released"), "{}", early.show());
-        assert_eq!((&early.json()["code"], &early.json()["retryable"]), (&"in-flight".into(), &true.into()));
-        assert!(early.retry_after() >= 1 && !early.head.has("idempotency-control"));
-        // A client that no gate has sent gets none of what gates say to each other.
-        assert!(!post(&inner, "k-1").head.has("idempotency-control"));
-        signal.open();
-        first.join().expect("an answer").expect(200, "executed");
-    });
+    let url = format!("http://{}", inner.address);
+    let resend = "recovery = { resend = { attempts = 8, backoff = \"300ms\" } }\n";
+    let outer = Gate::before_url(&url).upstream("timeout = \"500ms\"").defaults(resend).start();
     post(&outer, "k-1").expect(200, "executed");
     post(&outer, "k-1").expect(200, "replayed");
     assert_eq!(upstream.runs(), 1);
@@ -42,7 +59,7 @@ fn a_retry_is_answered_by_the_attempt_that_the_other_gate_runs() {
 fn what_the_other_gate_did_not_send_leaves_the_key_free() {
     let nowhere = Upstream::free_address();
     let inner = Gate::before_url(&format!("http://{nowhere}")).start();
-    let outer = before(&inner);
+    let outer = before(&inner, HOLDS);
     let away = post(&outer, "k-1");
     assert_eq!((away.status, away.word().as_str()), (502, "released"), "{}", away.show());
     assert_eq!(away.json()["code"], "upstream-unreachable");
@@ -53,7 +70,7 @@ fn what_the_other_gate_did_not_send_leaves_the_key_free() {
         _ => Reply::ok("x"),
     });
     let inner = Gate::before(&upstream).top("[limits]\nmax_requests = 1").start();
-    let outer = before(&inner);
+    let outer = before(&inner, HOLDS);
     std::thread::scope(|scope| {
         let busy = scope.spawn(|| post(&inner, "busy"));
         upstream.wait_for_runs(1);
@@ -63,28 +80,6 @@ fn what_the_other_gate_did_not_send_leaves_the_key_free() {
         busy.join().expect("an answer").expect(200, "executed");
     });
     post(&outer, "k-1").expect(200, "executed");
-}
-
-/// What an operator says at the one is asked for by the other.
-#[test]
-fn an_outcome_that_is_unknown_at_the_other_gate_is_asked_for_there() {
-    let upstream = Upstream::start(|request| match request.nth {
-        1 => Reply::nothing().close(),
-        _ => Reply::ok("x"),
-    });
-    let inner = Gate::before(&upstream).start();
-    post(&inner, "k-1").expect_problem(502, "upstream-broken");
-    let outer = before(&inner);
-    for _ in 0..2 {
-        let unknown = post(&outer, "k-1");
-        assert_eq!((unknown.status, unknown.word().as_str()), (409, "released"), "{}", unknown.show());
-        assert_eq!(unknown.json()["code"], "outcome-unknown");
-    }
-    let id = inner.records("key=k-1")[0]["id"].as_str().expect("an id").to_owned();
-    let release = json!({ "action": "release", "reason": "not in the ledger" });
-    assert_eq!(inner.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&release)).status, 204);
-    post(&outer, "k-1").expect(200, "executed");
-    assert_eq!(upstream.runs(), 2);
 }
 
 /// A gateway and a sidecar on one database, with the same `store.service`: neither may wait for the other.

@@ -115,6 +115,24 @@ fn the_report_says_what_would_have_been() {
     );
 }
 
+/// Also what concerns other routes, were they to protect.
+#[test]
+fn what_protection_would_refuse_or_not_notice_is_counted() {
+    let route = |name: &str, path: &str, more: &str| {
+        format!("[[routes]]\nname = \"{name}\"\nmethods = [\"POST\"]\npath = \"{path}\"\nmode = \"observe\"\n{more}\n")
+    };
+    let routes =
+        route("projects", "/projects/{id}", "") + &route("named", "/named", "key = { from = [\"header:X-Key\"] }");
+    let upstream = numbered();
+    let gate = Gate::before(&upstream).routes(&routes).start();
+    for path in ["/projects/group%2Fname", "/projects/a", "/named"] {
+        let answer = gate.post(path, "k", "{}");
+        assert_eq!((answer.status, answer.head.has("idempotency-status")), (200, false), "{}", answer.show());
+    }
+    expect(&report(&gate, "projects", 2), 0, 0, &serde_json::json!({ "executed": 1, "bad-request": 1 }));
+    expect(&report(&gate, "named", 1), 0, 0, &serde_json::json!({ "ignored": 1 }));
+}
+
 #[test]
 fn of_two_at_once_one_would_have_been_told_to_wait() {
     let signal = Signal::new();

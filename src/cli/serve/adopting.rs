@@ -196,15 +196,17 @@ pub(super) async fn at_reload(
 
 /// Makes the store know `current` again, after it may have come to know `next`; `before` is what was on file before that.
 ///
-/// Where another gate has replaced the rules meanwhile, it changes nothing: those of `current` must not count again, as that gate may
-/// have recorded keys by its own.
+/// Where another gate has replaced the rules meanwhile, be it by those of `next`, it changes nothing that forgets what that gate has
+/// recorded by them. This one has recorded nothing by `next`.
 async fn go_back(current: &Gate, next: &Gate, store: &dyn Store, before: &[NamespaceRules]) -> Result<(), Error> {
     let on_file = store.identities().await?;
     if [current, next].iter().any(|gate| are_in_force(&on_file, gate.identity_rules())) {
         let added = next.identities().1;
-        let added = added.iter().filter(|rule| !before.iter().any(|found| found.is_for(rule)));
+        let is_before =
+            |rule: &NamespaceRuleSet| before.iter().any(|found| found.digest.is_some() && found.is_for(rule));
+        let added = added.iter().filter(|rule| !is_before(rule));
         let identities = beside(current, &on_file, &added.collect::<Vec<_>>());
-        store.adopt(current.identities().0, identities, true).await?;
+        store.adopt(current.identities().0, identities, false).await?;
     }
     Ok(())
 }

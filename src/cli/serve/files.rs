@@ -32,14 +32,16 @@ pub(super) fn share_out(config: &mut Resolved) {
         upstreams: config.upstreams.iter().map(|upstream| upstream.max_connections).sum(),
         others: OTHERS + OTHERS_OF_A_CORE * cores,
     };
-    let max_connections = needs.share(needs.clients, allowed);
-    if max_connections < needs.clients {
+    let (max_connections, needed) =
+        (needs.share(needs.clients, allowed), needs.clients + needs.upstreams + needs.others);
+    if allowed < needed {
         tracing::warn!(
             allowed,
-            needed = needs.clients + needs.upstreams + needs.others,
+            needed,
             max_connections,
+            of_upstreams = needs.share(needs.upstreams, allowed),
             "the system allows this process too few open files for the connections of [limits] and of the upstreams: \
-             max_connections of both is lowered, so that they leave some to each other, the store and the admin listener; \
+             max_connections is lowered for both, so that they leave some to each other, the store and the admin listener; \
              raise the hard limit (ulimit -Hn, LimitNOFILE=) or lower max_connections"
         );
         config.server.limits.max_connections = max_connections;

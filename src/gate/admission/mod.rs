@@ -2,6 +2,7 @@
 //! protected.
 
 pub(super) mod admit;
+pub(super) mod if_protected;
 pub(super) mod ignored;
 pub mod jwt;
 pub(super) mod malformed;

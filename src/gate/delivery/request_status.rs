@@ -22,7 +22,7 @@ use crate::http::usage::{Account, Usage};
 use crate::idempotency::codec::{self, Answer};
 use crate::idempotency::decide;
 use crate::idempotency::record::{Record, RecordId, RequestId, State, Timestamp};
-use crate::idempotency::recovery::Recovery;
+use crate::idempotency::recovery::{Recovery, next_attempt_within};
 use crate::route::Route;
 use crate::store::deliveries::{self, Delivery, DeliveryState};
 use crate::store::{Error, Origin, RecordEntry};
@@ -295,6 +295,12 @@ impl Gate {
     }
 }
 
+/// Whether the record is between two sends of one attempt.
+fn is_sent_again(route: &Route, record: &Record, now: Timestamp) -> bool {
+    let details = codec::Head::decode(&record.head).map(|head| head.details()).unwrap_or_default();
+    next_attempt_within(record, &details, route.policy.unknown_ttl, now).is_some()
+}
+
 fn progress(route: &Route, found: &Found) -> Option<DeliveryProgress> {
     let is_dead = found.delivery.as_ref().map(Delivery::is_dead);
     // An unknown outcome that is found out by another attempt, or by a question.
@@ -303,6 +309,7 @@ fn progress(route: &Route, found: &Found) -> Option<DeliveryProgress> {
         Some((record, now)) => Some(match record.state {
             State::Completed => DeliveryProgress::Completed,
             State::InFlight if record.until > *now => DeliveryProgress::InFlight,
+            State::Unknown if is_sent_again(route, record, *now) => DeliveryProgress::InFlight,
             State::InFlight | State::Unknown if goes_on => DeliveryProgress::Queued,
             State::InFlight | State::Unknown => DeliveryProgress::Unknown,
         }),

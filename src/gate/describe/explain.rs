@@ -12,6 +12,7 @@ use super::policy_page;
 use crate::gate::Settings;
 pub use crate::gate::admission::admit::Unprotected;
 use crate::gate::admission::admit::{Admission, Candidate, Step};
+use crate::gate::admission::if_protected::IfProtected;
 use crate::gate::admission::ignored::KeyPlaces;
 use crate::gate::admission::jwt::{Examined, unverified};
 use crate::gate::admission::preflight::{Preflight, announced};
@@ -220,6 +221,14 @@ impl Inquiry<'_> {
                 let upstream = announced.or(self.settings.default_upstream);
                 Fate::Unrouted(upstream.ok_or_else(|| pass::no_route(self.head)))
             }
+            Admission::Routed(route, Step::Forward(Unprotected::Observed)) => {
+                let ambiguity = IfProtected::of(router).and_then(|routes| routes.ambiguity(self.head));
+                let handling = match ambiguity {
+                    Some(ambiguous) => Handling::Refused(request::ambiguous(&ambiguous)),
+                    None => self.handling(&candidate, route, candidate.protected_step(route)),
+                };
+                Fate::Routed(Arc::clone(route), Handling::Observed(Box::new(handling)))
+            }
             Admission::Routed(route, step) => Fate::Routed(Arc::clone(route), self.handling(&candidate, route, step)),
         }
     }
@@ -232,10 +241,6 @@ impl Inquiry<'_> {
                 Examined::Refused(problem) => problem.clone(),
                 Examined::Known(_) | Examined::Unknown => unverified(),
             }),
-            Step::Forward(Unprotected::Observed) => {
-                let step = candidate.protected_step(route);
-                Handling::Observed(Box::new(self.handling(candidate, route, step)))
-            }
             Step::Forward(why) => Handling::Passed(why),
             Step::NeedBody | Step::Protect(_) if self.body.len() as u64 > longest => {
                 Handling::Refused(too_large(longest))

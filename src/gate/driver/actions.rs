@@ -42,6 +42,7 @@ enum Finished {
     OtherId(Problem),
     Looked(Result<Option<RecordEntry>, Error>),
     Locked(Result<Option<ProbeLock>, Error>),
+    Checked(Result<bool, Error>),
     Probed(Box<Probed>),
     Attempted(Box<Attempted>),
     Settled(Result<Settled, Error>),
@@ -232,6 +233,10 @@ impl ActionExecutor {
                 let store = Arc::clone(&shared.store);
                 self.begin_operation(async move { Finished::Locked(ProbeLock::take(store, id, fresh).await) });
             }
+            Action::CheckProbe => {
+                let (store, id) = (Arc::clone(&shared.store), needed(self.request.as_ref(), REQUEST)?.probe_lock_id());
+                self.begin_operation(async move { Finished::Checked(ProbeLock::is_taken(&*store, id).await) });
+            }
             Action::ShareProbing => {
                 let request = needed(self.request.as_ref(), REQUEST)?;
                 let probing = Running::probing(self.unknown()?, request.fingerprint.clone(), request.proof);
@@ -378,15 +383,8 @@ impl ActionExecutor {
                 tracing::debug!(%error, record = %self.id, "the store failed a request that waits");
                 Event::StoreFailed { in_doubt: false }
             }
-            Finished::Locked(Ok(Some(lock))) => {
-                self.lock = Some(lock);
-                Event::ProbeLocked
-            }
-            Finished::Locked(Ok(None)) => Event::ProbeTaken,
-            Finished::Locked(Err(error)) => {
-                tracing::debug!(%error, record = %self.id, "the right to ask the upstream could not be taken");
-                Event::StoreFailed { in_doubt: false }
-            }
+            Finished::Locked(locked) => self.locked(locked),
+            Finished::Checked(taken) => self.checked(taken),
             Finished::Probed(probed) => {
                 let finding = probed.finding;
                 self.probed = Some(probed);

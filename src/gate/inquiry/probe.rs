@@ -58,6 +58,12 @@ impl ProbeLock {
         };
         Ok((!lock.is_anothers).then_some(lock))
     }
+
+    /// Whether a request has the right.
+    pub(in crate::gate) async fn is_taken(store: &dyn Store, id: RecordId) -> Result<bool, Error> {
+        let stands = store.get(id).await?;
+        Ok(stands.is_some_and(|lock| lock.record.state == State::InFlight && lock.record.until > lock.now))
+    }
 }
 
 impl Drop for ProbeLock {
@@ -81,6 +87,11 @@ pub(in crate::gate) struct Probed {
 }
 
 impl ProtectedRequest {
+    /// The id of the right to ask about its record.
+    pub(in crate::gate) fn probe_lock_id(&self) -> RecordId {
+        self.identifier.probe_lock(self.id)
+    }
+
     /// The claim that is the right to ask about its record. Its token is its own: an upstream names records by theirs.
     pub(in crate::gate) fn probe_lock(&self) -> Result<(RecordId, NewRecord), Problem> {
         let fresh = match &self.policy().recovery {
@@ -89,7 +100,7 @@ impl ProtectedRequest {
             }
             Recovery::Hold | Recovery::Retry | Recovery::Resend(_) => self.fresh()?,
         };
-        Ok((self.identifier.probe_lock(self.id), fresh))
+        Ok((self.probe_lock_id(), fresh))
     }
 
     /// The reply with what the upstream said, once the record has it.

@@ -78,6 +78,10 @@ impl Notes {
 
     /// The key of the request, or what becomes of it before its key is looked up.
     async fn admit(&mut self, body: Collected) -> Evaluated<Keyed> {
+        let if_protected = self.gate.if_protected.as_ref();
+        if if_protected.is_some_and(|routes| routes.ambiguity(&self.head).is_some()) {
+            return Ok(Err(Outcome::Problem(Code::BadRequest)));
+        }
         let mut step = self.candidate().protected_step(&self.route);
         if let Step::Verify { .. } = step {
             if let Err(problem) = self.gate.verify(&mut self.head).await {
@@ -101,6 +105,9 @@ impl Notes {
         let found = match step {
             Step::Protect(found) => found,
             Step::Refuse(refusal) => return Ok(Err(Outcome::Problem(refusal.problem.code))),
+            Step::Forward(_) if self.gate.if_protected.as_ref().is_some_and(|routes| routes.has_key(&self.head)) => {
+                return Ok(Err(Outcome::Ignored));
+            }
             Step::Forward(_) => return Ok(Err(Outcome::Passed)),
             Step::NeedBody | Step::Verify { .. } => return Err(Dropped::Body),
         };

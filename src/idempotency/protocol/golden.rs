@@ -108,14 +108,14 @@ const SITUATIONS: &[Situation] = &[
         waiting(false, &[Event::WaitSlotAcquired, Event::Changed, Event::Leads])
     }),
     ("It leads, a probe is due, and it finds out whether another asks the upstream", WAITS, || checking(&[])),
-    ("None asks, and it reads the record again", WAITS, || checking(&[Event::ProbeLocked])),
+    ("None asks, and it reads the record again", WAITS, || checking(&[Event::ProbeFree])),
     ("None asks any more, and it reads the record again", WAITS, || {
         checking(&[
             Event::ProbeTaken,
             Event::Changed,
             Event::Leads,
             Event::Looked(Some(view(Decision::Probe))),
-            Event::ProbeLocked,
+            Event::ProbeFree,
         ])
     }),
 ];
@@ -227,6 +227,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the gate cannot go on with the request", Event::Failed),
         ("it alone may probe", Event::ProbeLocked),
         ("another request probes", Event::ProbeTaken),
+        ("no request probes", Event::ProbeFree),
         ("the upstream says that it took effect", Event::Probed(Finding::Done)),
         ("the upstream knows nothing of it", Event::Probed(Finding::Absent)),
         ("the upstream does not say", Event::Probed(Finding::Unclear)),
@@ -308,6 +309,7 @@ fn describe(action: &Action) -> String {
         Action::Hold => "ends the attempt as unknown, with another to follow",
         Action::Reclaim => "asks the store for a new claim in the place of the unknown one",
         Action::LockProbe => "asks the store for the right to probe",
+        Action::CheckProbe => "asks the store whether another request probes",
         Action::ShareProbing => "tells its followers that the upstream is asked",
         Action::Probe => "asks the upstream what became of the attempt",
         Action::Recover => "completes the record as its own attempt",

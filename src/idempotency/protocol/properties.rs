@@ -70,6 +70,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::Failed),
         3 => Just(Event::ProbeLocked),
         1 => Just(Event::ProbeTaken),
+        1 => Just(Event::ProbeFree),
         3 => prop::sample::select(vec![Finding::Done, Finding::Absent, Finding::Unclear]).prop_map(Event::Probed),
         3 => Just(Event::AttemptEnded),
         3 => Just(Event::AttemptLost),
@@ -150,7 +151,8 @@ impl Seen {
                 prop_assert!(self.leads && self.ended && self.replies == 0);
                 prop_assert_eq!(self.settled, Some(SettleResult::Done), "the store has it as unknown");
             }
-            Action::LockProbe => prop_assert!(self.leads && self.runs == 0),
+            Action::LockProbe => prop_assert!(self.leads && !self.waits && self.runs == 0),
+            Action::CheckProbe => prop_assert!(self.leads && self.waits),
             Action::ShareProbing => prop_assert!(self.leads),
             Action::Probe => prop_assert!(self.has_lock && self.leads && self.replies == 0),
             Action::Recover => prop_assert_eq!(self.finding, Some(Finding::Done), "the upstream has said so"),
@@ -242,6 +244,7 @@ proptest! {
                     Some(Action::Pause(_)) => Event::Resumed,
                     Some(Action::Reclaim) => Event::Claimed,
                     Some(Action::LockProbe) => Event::ProbeLocked,
+                    Some(Action::CheckProbe) => Event::ProbeFree,
                     Some(Action::Probe) => Event::Probed(Finding::Done),
                     Some(Action::Recover) => Event::Settled(SettleResult::Done),
                     Some(Action::Follow | Action::FollowToEnd) => Event::Followed(Followed::AskStore),

@@ -116,14 +116,9 @@ impl KeySet {
     /// Of a JSON Web Key Set. Keys of other kinds or for other uses are left out; shared secrets too, unless they are allowed.
     ///
     /// # Errors
-    /// It is none, none of its keys can verify a token, or too many can.
+    /// It is none, or none of its keys can verify a token.
     pub fn of_jwks(text: &[u8], takes_secrets: bool) -> Result<Self, Unusable> {
         let set = Self::read_jwks(text, takes_secrets)?;
-        if set.keys.len() > MOST_KEYS {
-            let message =
-                format!("it holds {} keys that verify tokens, and at most {MOST_KEYS} may be", set.keys.len());
-            return Err(Unusable { message, hint: "remove the keys that no token is signed with any more" });
-        }
         if set.keys.is_empty() {
             let message = "none of its keys can verify a token".to_owned();
             let hint = "it needs a key of RSA (at least 2048 bits), P-256, P-384 or Ed25519 that is not for encryption";
@@ -132,23 +127,12 @@ impl KeySet {
         Ok(set)
     }
 
-    /// Of a JSON Web Key Set that was fetched. It may have no key that can verify a token: then the issuer has withdrawn them. Of
-    /// more than 64, the first count.
+    /// Of a JSON Web Key Set that was fetched. It may have no key that can verify a token: then the issuer has withdrawn them.
     ///
     /// # Errors
     /// It is none.
     pub(super) fn of_fetched(text: &[u8]) -> Result<Self, Unusable> {
-        let mut set = Self::read_jwks(text, false)?;
-        if set.keys.len() > MOST_KEYS {
-            let keys = set.keys.len();
-            tracing::warn!(
-                keys,
-                counts = MOST_KEYS,
-                "auth.jwt.jwks_url has too many keys: tokens of the last ones get 401"
-            );
-            set.keys.truncate(MOST_KEYS);
-        }
-        Ok(set)
+        Self::read_jwks(text, false)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -181,10 +165,23 @@ impl KeySet {
         }
     }
 
-    /// The same, of which a key has to be left.
+    /// The first 64 of them, as of a set that was fetched.
+    pub(super) fn truncate(&mut self) {
+        let keys = self.keys.len();
+        if keys > MOST_KEYS {
+            tracing::warn!(
+                keys,
+                counts = MOST_KEYS,
+                "auth.jwt.jwks_url has too many keys: tokens of the last ones get 401"
+            );
+            self.keys.truncate(MOST_KEYS);
+        }
+    }
+
+    /// The same, of which a key has to be left, and not too many.
     ///
     /// # Errors
-    /// None is.
+    /// None is, or more than 64 are.
     pub fn limited_to(mut self, algorithms: &[Algorithm]) -> Result<Self, Unusable> {
         self.retain(algorithms);
         if self.keys.is_empty() {
@@ -192,6 +189,11 @@ impl KeySet {
             let hint = "a key is never used with an algorithm of another kind: HS* is for secrets, RS* and PS* for RSA, ES256 \
                         for P-256, ES384 for P-384, EdDSA for Ed25519; or remove `algorithms`";
             return Err(Unusable { message, hint });
+        }
+        if self.keys.len() > MOST_KEYS {
+            let message =
+                format!("it holds {} keys that verify tokens, and at most {MOST_KEYS} may be", self.keys.len());
+            return Err(Unusable { message, hint: "remove the keys that no token is signed with any more" });
         }
         Ok(self)
     }

@@ -79,6 +79,7 @@ impl Fetched {
     fn new(all: KeySet, algorithms: &[Algorithm], generation: u64) -> Self {
         let mut keys = all.clone();
         keys.retain(algorithms);
+        keys.truncate();
         Self { all, keys: Arc::new(keys), generation }
     }
 }

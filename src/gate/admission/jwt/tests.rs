@@ -286,9 +286,11 @@ fn keys_that_cannot_be_used_are_refused() {
     // Of a file with too many, the last ones would count for nothing.
     let many: Vec<String> = (0..65).map(|number| key.jwk(&number.to_string(), "P-256", "")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    assert!(why(jwks(&many)).contains("65 keys"));
-    assert!(jwks(&many[1..]).unwrap().knows(Some("64")));
-    let fetched = KeySet::of_fetched(format!("{{\"keys\":[{}]}}", many.join(",")).as_bytes()).unwrap();
+    let limited = |keys: &[&str]| jwks(keys).unwrap().limited_to(&[Algorithm::ES256]);
+    assert!(why(limited(&many)).contains("65 keys"));
+    assert!(limited(&many[1..]).unwrap().knows(Some("64")));
+    let mut fetched = KeySet::of_fetched(format!("{{\"keys\":[{}]}}", many.join(",")).as_bytes()).unwrap();
+    fetched.truncate();
     assert!(fetched.knows(Some("63")) && !fetched.knows(Some("64")));
     // A secret is no public key.
     let secret = format!(r#"{{"kty":"oct","k":"{}"}}"#, encode(SECRET));

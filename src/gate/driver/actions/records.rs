@@ -3,11 +3,13 @@
 use super::{ActionExecutor, FOUND, Missing, needed};
 use crate::gate::claim::second_look::SecondLook;
 use crate::gate::claim::single_flight::FoundRecord;
+use crate::gate::inquiry::probe::ProbeLock;
 use crate::http::problem::Problem;
 use crate::idempotency::decide::Decision;
 use crate::idempotency::protocol::{Event, RecordView, SettleResult};
 use crate::idempotency::record::{AttemptToken, Record, State, Timestamp, Version};
 use crate::store::{Error, ErrorKind, Settled};
+use crate::telemetry::outcome::Code;
 
 /// What a request is told that may not run by its time, where the route would let a retry of an unknown outcome run.
 const EARLIER_MAY_HAVE_RUN: &str =
@@ -27,7 +29,8 @@ impl ActionExecutor {
             self.leader.iter().for_each(|leader| leader.set_knows_record(false));
             // A request that may not run is not the whole story of its key.
             if record.state != State::Completed && (record.state == State::InFlight || record.until > now) {
-                self.problem.iter_mut().for_each(|problem| problem.detail.push_str(EARLIER_MAY_HAVE_RUN));
+                let late = self.problem.iter_mut().filter(|problem| problem.code == Code::RequestExpired);
+                late.for_each(|problem| problem.detail.push_str(EARLIER_MAY_HAVE_RUN));
             }
         }
         let version @ Version { attempt, state, until } = record.version();
@@ -46,6 +49,32 @@ impl ActionExecutor {
             Settled::NotCurrent { record: Some(record) } if held(&record) => Settled::Done { until: record.until },
             settled => settled,
         }
+    }
+
+    /// What became of the right to ask the upstream.
+    pub(super) fn locked(&mut self, locked: Result<Option<ProbeLock>, Error>) -> Event {
+        match locked {
+            Ok(Some(lock)) => {
+                self.lock = Some(lock);
+                Event::ProbeLocked
+            }
+            Ok(None) => Event::ProbeTaken,
+            Err(error) => self.probe_failed(&error),
+        }
+    }
+
+    /// Whether a request has that right.
+    pub(super) fn checked(&self, is_taken: Result<bool, Error>) -> Event {
+        match is_taken {
+            Ok(true) => Event::ProbeTaken,
+            Ok(false) => Event::ProbeFree,
+            Err(error) => self.probe_failed(&error),
+        }
+    }
+
+    fn probe_failed(&self, error: &Error) -> Event {
+        tracing::debug!(%error, record = %self.id, "the store did not say who has the right to ask the upstream");
+        Event::StoreFailed { in_doubt: false }
     }
 
     /// What became of a settlement that did not find the record as its attempt left it.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::super::mutants::Mutant;
 use super::super::*;
+use super::Rules;
 use crate::idempotency::record::State;
 
 use self::books::Books;
@@ -55,6 +56,7 @@ pub(in super::super) enum Operation {
     Run,
     Follow { to_end: bool },
     LockProbe,
+    CheckProbe,
     Probe,
     Recover,
     Pause,
@@ -73,6 +75,8 @@ pub(super) struct World {
     books: Books,
     /// Who has the right to probe.
     lock: Option<usize>,
+    /// One had it.
+    has_asked: bool,
     faults_left: u8,
     rules: Rules,
     /// The configuration changed, and retries would not find what these requests claim.
@@ -82,21 +86,6 @@ pub(super) struct World {
     /// A claim may be left behind: a gate was killed, or a call happened late.
     may_leave: bool,
     mutant: Mutant,
-}
-
-/// What the configuration says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Rules {
-    /// A retry of an unknown outcome runs again.
-    pub(super) retries: bool,
-    /// A request whose outcome is unknown is sent again, to an upstream that honours its key.
-    pub(super) resends: bool,
-    /// A retry of an unknown outcome asks the upstream.
-    pub(super) probes: bool,
-    /// The last of the requests may not run.
-    pub(super) bars_last: bool,
-    /// A record of the key stands under another id, which whoever has claimed finds.
-    pub(super) stands_elsewhere: bool,
 }
 
 /// The difference between two tokens of one request.
@@ -153,6 +142,7 @@ impl World {
             runs,
             books,
             lock,
+            has_asked: false,
             faults_left,
             rules,
             is_reloaded,
@@ -197,6 +187,7 @@ impl World {
         let token = self.request(index).token;
         let is_executed = self.record.as_ref().is_some_and(|it| it.attempt == token && it.state == State::Completed);
         let is_sent_again = self.record.as_ref().is_some_and(|record| record.is_sent_again);
+        let may_know = self.rules.probes && self.books.is_quiet && !self.has_asked;
         let request = self.request(index);
         match action {
             Action::Join if leader.is_some() => return Some(Event::Follows),
@@ -233,6 +224,7 @@ impl World {
                 request.operation = Some(Operation::Reclaim);
             }
             Action::LockProbe => request.operation = Some(Operation::LockProbe),
+            Action::CheckProbe => request.operation = Some(Operation::CheckProbe),
             Action::ShareProbing => self.followers_hear(gate, &running()),
             Action::Probe => {
                 request.operation = Some(Operation::Probe);
@@ -274,6 +266,7 @@ impl World {
                 request.is_answered = true;
                 let is_unknown = matches!(reply, Reply::Decided { decision: Decision::Unknown, .. });
                 assert!(!is_unknown || !is_sent_again, "the outcome is not known yet");
+                assert!(!is_unknown || !may_know, "the upstream may know");
                 let says_executed =
                     reply == Reply::Attempted(Some(SettleResult::Done)) && request.ended == Some(Ended::Completes);
                 assert!(!says_executed || is_executed, "a reply says `executed` only of a durable record");
@@ -348,7 +341,7 @@ impl World {
                         world.happens(token, call, ended);
                     };
                     let late = |world: &mut Self| {
-                        if call != Operation::LockProbe {
+                        if !matches!(call, Operation::LockProbe | Operation::CheckProbe) {
                             world.late.push((token, call, ended));
                         }
                     };
@@ -470,6 +463,7 @@ impl World {
                     Operation::Run
                         | Operation::Probe
                         | Operation::LockProbe
+                        | Operation::CheckProbe
                         | Operation::Pause
                         | Operation::Follow { .. }
                 ),

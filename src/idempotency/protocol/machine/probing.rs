@@ -9,7 +9,7 @@ use super::super::{Action, Event, Reply, SettleResult};
 use super::{Phase, Protocol, earlier};
 
 /// When a request is to come back whose record another gate asks the upstream about.
-const ANOTHER_ASKS: RunningAttempt =
+pub(super) const ANOTHER_ASKS: RunningAttempt =
     RunningAttempt { elapsed: Duration::ZERO, lease_left: Some(Duration::from_secs(1)) };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +64,7 @@ impl Protocol {
                 let probing = Probing { stage: Stage::Asking, ..probing };
                 self.go(Phase::Probing(probing), [Action::ShareProbing, Action::Probe])
             }
-            (Stage::Locking { .. }, Event::ProbeTaken) => self.another_asks(now, Some(Action::ShareFound)),
+            (Stage::Locking { .. }, Event::ProbeTaken) => self.being_asked(now, ANOTHER_ASKS, Some(Action::ShareFound)),
             (Stage::Locking { .. }, Event::StoreFailed { .. } | Event::Timeout) => self.store_is_silent(),
             (Stage::Asking, Event::Probed(Finding::Done)) => {
                 let deadline = now + self.limits.settle_timeout;
@@ -97,11 +97,6 @@ impl Protocol {
             (Stage::Recovering { deadline, .. }, Event::Timeout) if now >= deadline => self.store_is_silent(),
             _ => self.stay(Phase::Probing(probing)),
         }
-    }
-
-    /// Another request asks the upstream about the record: this one waits for it where it may.
-    pub(super) fn another_asks(&mut self, now: Duration, share: Option<Action>) -> Vec<Action> {
-        self.being_asked(now, ANOTHER_ASKS, share)
     }
 
     fn recover(&mut self, probing: Probing, deadline: Duration) -> Vec<Action> {

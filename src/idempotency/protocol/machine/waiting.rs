@@ -21,7 +21,7 @@ pub(super) struct Waiting {
     deadline: Duration,
     /// The pause before the next look at a record of another process.
     pause: Duration,
-    /// Another request has asked the upstream about the attempt meanwhile.
+    /// Another request was seen to ask the upstream about the attempt.
     is_asked: bool,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum Place {
     Looking { leads: bool },
     /// A probe is due: the request, which leads, finds out whether another asks the upstream at the moment.
     Checking,
-    /// None does: it has the right to ask, and does not use it. The record may say by now what the upstream said.
+    /// None does. The record may say by now what the upstream said.
     LookingAgain,
 }
 
@@ -118,19 +118,23 @@ impl Protocol {
             _ => return self.stay(Phase::Waiting(waiting)),
         };
         match decision {
-            Decision::InFlight(attempt) => self.wait_elsewhere(now, Waiting { attempt, at: now, ..waiting }, share),
+            Decision::InFlight(attempt) => {
+                self.wait_elsewhere(now, Waiting { attempt, at: now, is_asked: false, ..waiting }, share)
+            }
             // A request that waits asks the upstream nothing. Another may, or have found out nothing.
             Decision::Probe => match waiting.place {
                 Place::Looking { leads: true } => {
                     let waiting = Waiting { place: Place::Checking, ..waiting };
-                    self.call(Phase::Waiting(waiting), Action::LockProbe)
+                    self.call(Phase::Waiting(waiting), Action::CheckProbe)
                 }
                 Place::LookingAgain if waiting.is_asked => {
                     let reply = Reply::Decided { decision: Decision::Unknown, until };
                     self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
                 }
-                Place::LookingAgain => self.go(Phase::Done, [Action::ShareFound, Action::Reply(Reply::NothingLeft)]),
-                _ => self.wait_for_probe(now, waiting, share),
+                // A retry asks.
+                Place::LookingAgain => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::NothingLeft)]),
+                // So says a leader who has seen another ask, or has asked itself.
+                _ => self.wait_for_probe(now, Waiting { is_asked: true, ..waiting }, share),
             },
             // A new attempt would be due, and a request that waits starts none.
             Decision::Supersede => self.go(Phase::Done, share.into_iter().chain([Action::Reply(Reply::NothingLeft)])),
@@ -144,7 +148,7 @@ impl Protocol {
     /// Does another request ask the upstream at the moment?
     fn checked(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
         match event {
-            Event::ProbeLocked => {
+            Event::ProbeFree => {
                 self.call(Phase::Waiting(Waiting { place: Place::LookingAgain, ..waiting }), Action::Look)
             }
             Event::ProbeTaken => {

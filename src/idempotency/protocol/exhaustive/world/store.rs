@@ -120,9 +120,14 @@ impl World {
             }
             (Operation::Reclaim, ..) => Event::NotSuperseded,
             (Operation::LockProbe, ..) => match *self.lock.get_or_insert(token % STRIDE) {
-                holder if holder == token % STRIDE => Event::ProbeLocked,
+                holder if holder == token % STRIDE => {
+                    self.has_asked = true;
+                    Event::ProbeLocked
+                }
                 _ => Event::ProbeTaken,
             },
+            (Operation::CheckProbe, ..) if self.lock.is_some() => Event::ProbeTaken,
+            (Operation::CheckProbe, ..) => Event::ProbeFree,
             (Operation::Recover, stands, _) => {
                 let its = self.requests[token % STRIDE].as_ref().and_then(|request| request.probed);
                 Event::Settled(match stands {
