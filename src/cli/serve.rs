@@ -281,7 +281,8 @@ impl Serving {
         }
         let audit = admin_state.audit_writer();
         let accepting = accept_identity_change.then_some(&audit);
-        if !adopting::at_start(&gate, &*store, &written, accepting, is_shared, signals).await? {
+        let waiting = (&readiness, &mut *signals);
+        if !adopting::at_start(&gate, &*store, &written, accepting, is_shared, waiting).await? {
             return Ok(None);
         }
         admin_state.set_store(Arc::clone(&store));

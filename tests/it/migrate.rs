@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use crate::servers::{Database, Postgres, Proxy, Session, at, database};
+use crate::servers::{Database, PgBouncer, Postgres, Proxy, Session, at, database};
 use crate::support::Process;
 use crate::support::{Gate, Plan, Reply, Request, Upstream, eventually};
 
@@ -384,6 +384,18 @@ fn a_pooler_is_no_obstacle() {
     gate.post("/charges", "k-1", "{}").expect(200, "replayed");
     assert!(gate.log().contains("reached through a pooler"), "{}", gate.log());
     gate.stop();
+}
+
+/// Each statement has a session of its own there, and the gate needs transactions.
+#[test]
+fn a_pooler_of_statements_is_refused_with_a_word() {
+    let Some(database) = database() else { return };
+    let Some(pooler) = PgBouncer::with(database.address(), &[("pool_mode", "statement")]) else { return };
+    assert!(done(&["--store", &database.url]).contains(": applied 1 records"));
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let mut refused = gate(&upstream, &pooler.url(&database.url)).spawn();
+    let status = refused.wait();
+    assert!(!status.success() && refused.log().contains("set pool_mode = transaction"), "{}", refused.log());
 }
 
 #[test]

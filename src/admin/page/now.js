@@ -6,7 +6,7 @@ import { asOf, bar, bytes, code, count, duration, h, keyed, problem, put, rate, 
 const REASONS = {
   "starting": "It starts.",
   "waiting-for-store-lock": "It waits for the SQLite file, which another process holds.",
-  "waiting-for-store": "It waits for its store, which it could not reach since it started.",
+  "waiting-for-store": "It waits for its store, which it could not reach since it started, or which does not take its configuration.",
   "waiting-for-token-keys": "It could not fetch the keys of tokens. Requests with a token get 503.",
   "store-unavailable": "Its store is away or cannot be written. Protected requests get 503, and nothing of them runs.",
   "draining": "It stops: it finishes what it has, and takes no more.",

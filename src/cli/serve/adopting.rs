@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Signals;
-use crate::admin::{AuditWriter, Outcome, Readiness};
+use super::opening::REMINDER;
+use crate::admin::{AuditWriter, Outcome, Phase, Readiness};
 use crate::cli::identity_changes::{
     ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_given_up, look_for_lost, report,
 };
@@ -31,7 +32,7 @@ pub(super) async fn at_start(
     written: &Written,
     accepting: Option<&AuditWriter>,
     is_shared: bool,
-    signals: &mut Signals,
+    (readiness, signals): (&Readiness, &mut Signals),
 ) -> anyhow::Result<bool> {
     let accept_change = accepting.is_some();
     let (origins, identities) = gate.identities();
@@ -39,6 +40,7 @@ pub(super) async fn at_start(
     let mut found: Option<Forgotten> = None;
     let mut begun = None;
     let mut is_replacing = false;
+    let mut said: Option<Instant> = None;
     let changes = loop {
         let adopt = async {
             // No other gate runs on a store that is not shared.
@@ -76,9 +78,13 @@ pub(super) async fn at_start(
         match adopted {
             Ok(Ok(changes)) => break changes,
             Ok(Err(unannounced)) => bail!(unannounced),
-            // It went away just after it was opened.
+            // It went away just after it was opened, or another session holds a lock.
             Err(error) if matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {
-                tracing::warn!(%error, "the store cannot be prepared; trying again");
+                readiness.set(Phase::WaitingForStore);
+                if said.is_none_or(|at| at.elapsed() >= REMINDER) {
+                    said = Some(Instant::now());
+                    tracing::warn!(%error, "the store does not take this configuration; trying again every second");
+                }
             }
             Err(error) => return Err(error).context("cannot prepare the store"),
         }
@@ -412,8 +418,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn rules_that_another_gate_replaces_while_a_reload_is_taken_back_stay() {
         let gate = |scope| gate_of(vec![route("charges", Mode::Protect, scope)]);
-        let (current, next, other) = (gate("header:x-tenant"), gate("client-ip"), gate("host"));
-        for first in [Fault::Hang, Fault::HangAfter] {
+        let (current, next) = (gate("header:x-tenant"), gate("client-ip"));
+        // By rules of its own, or by those of the next configuration, as where all gates are told to reload.
+        let others = [gate("host"), gate("client-ip")];
+        let cases = [Fault::Hang, Fault::HangAfter]
+            .into_iter()
+            .flat_map(|first| others.iter().map(move |other| (first, other)));
+        for (first, other) in cases {
             let inner = Arc::new(Memory::new());
             let store = Unreliable::new(Arc::clone(&inner) as Arc<dyn Store>);
             let (origins, identities) = current.identities();
@@ -426,6 +437,7 @@ mod tests {
                 assert!(readiness.are_claims_stopped());
                 let (origins, identities) = other.identities();
                 inner.adopt(origins, identities, true).await.unwrap();
+                claim(&*inner, other).await;
             };
             let (refused, ()) = tokio::join!(reload, meanwhile);
             refused.unwrap_err();

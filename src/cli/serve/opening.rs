@@ -28,7 +28,7 @@ const FULL_POLL: Duration = Duration::from_secs(2);
 const REACH_POLL: Duration = Duration::from_secs(1);
 
 /// How often to say that the store is waited for.
-const REMINDER: Duration = Duration::from_secs(10);
+pub(super) const REMINDER: Duration = Duration::from_secs(10);
 
 /// A store that is ready.
 pub(super) struct Opened {

@@ -339,8 +339,15 @@ fn show_policy(policy: &Policy) -> Vec<(&'static str, String)> {
         ("key", show_key(&policy.key)),
         ("caller", show_scope(&policy.scope)),
         ("ttl", format!("{ttl}; {unknown_ttl} where the outcome is unknown")),
-        ("5xx", show_server_errors(&policy.outcomes)),
-        ("unknown", show_recovery(&policy.recovery)),
+        ("5xx", show_server_errors(&policy.outcomes, policy.mode == Mode::Accept)),
+        (
+            "unknown",
+            if policy.mode == Mode::Accept {
+                show_delivery_recovery(&policy.recovery)
+            } else {
+                show_recovery(&policy.recovery)
+            },
+        ),
     ];
     if policy.accepts() {
         let Deliver { attempts, give_up_after, .. } = &policy.deliver;
@@ -409,8 +416,8 @@ fn show_part(part: &str) -> String {
     format!("{shown}{absent}")
 }
 
-/// What becomes of a key whose request the upstream answers with a 5xx.
-fn show_server_errors(outcomes: &Outcomes) -> String {
+/// What becomes of a key whose request the upstream answers with a 5xx; where every request is accepted, of the delivery.
+fn show_server_errors(outcomes: &Outcomes, is_delivered: bool) -> String {
     const ACTIONS: [OutcomeAction; 3] = [OutcomeAction::Release, OutcomeAction::Hold, OutcomeAction::Store];
     let statuses_with = |action: OutcomeAction| {
         let ends_so = move |status: &u16| outcomes.action(Ending::Answered(*status)) == action;
@@ -421,15 +428,21 @@ fn show_server_errors(outcomes: &Outcomes) -> String {
     by_action.sort_by_key(|(_, statuses)| std::cmp::Reverse(statuses.len()));
     let [(usual, _), exceptions @ ..] = &by_action;
     let mut shown = match usual {
+        OutcomeAction::Release if is_delivered => "is delivered again later",
         OutcomeAction::Release => "frees the key: a retry runs again",
+        OutcomeAction::Hold if is_delivered => "leaves the outcome unknown",
         OutcomeAction::Hold => "holds the key: the outcome is unknown",
         OutcomeAction::Store => "is kept: a retry gets it again",
     }
     .to_owned();
     for (action, statuses) in exceptions.iter().filter(|(_, statuses)| !statuses.is_empty()) {
         let verb = match (action, &statuses[..]) {
+            (OutcomeAction::Release, [_]) if is_delivered => "is delivered again",
+            (OutcomeAction::Release, _) if is_delivered => "are delivered again",
             (OutcomeAction::Release, [_]) => "frees it",
             (OutcomeAction::Release, _) => "free it",
+            (OutcomeAction::Hold, [_]) if is_delivered => "leaves the outcome unknown",
+            (OutcomeAction::Hold, _) if is_delivered => "leave the outcome unknown",
             (OutcomeAction::Hold, [_]) => "holds it: the outcome is unknown",
             (OutcomeAction::Hold, _) => "hold it: the outcome is unknown",
             (OutcomeAction::Store, [_]) => "is kept",
@@ -460,6 +473,18 @@ fn show_recovery(recovery: &Recovery) -> String {
                 .map_or_else(String::new, |every| format!("; the gate asks by itself every {}", show_duration(every)));
             format!("a retry asks the upstream what became of it (GET {}){every}", probe.path)
         }
+    }
+}
+
+/// What becomes of an accepted request whose outcome is unknown.
+fn show_delivery_recovery(recovery: &Recovery) -> String {
+    match recovery {
+        Recovery::Hold => "the request is given up until an operator resolves the record".to_owned(),
+        Recovery::Retry => "it is delivered again, perhaps beside the first attempt (recovery = \"retry\")".to_owned(),
+        Recovery::Resend(resend) => {
+            format!("it is sent up to {} times, then given up until an operator resolves the record", resend.attempts)
+        }
+        Recovery::Probe(probe) => format!("the upstream is asked what became of it (GET {})", probe.path),
     }
 }
 

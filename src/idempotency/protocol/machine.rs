@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use self::probing::{ANOTHER_ASKS, Probing};
+use self::probing::Probing;
 use self::resending::Resending;
 use self::waiting::{Place, Waiting};
 use super::super::decide::Decision;
@@ -181,9 +181,7 @@ impl Protocol {
             // A retry that does not wait runs; and one that differs finds the key free.
             Event::Followed(Followed::Released { .. } | Followed::Absent | Followed::AskStore)
             | Event::Followed(Followed::Found { decision: Decision::Supersede, .. }) => self.join(),
-            Event::Followed(Followed::Found { decision: Decision::Probe, .. }) => {
-                self.being_asked(now, ANOTHER_ASKS, None)
-            }
+            Event::Followed(Followed::Found { decision: Decision::Probe, .. }) => self.being_asked(now, None),
             Event::Followed(Followed::Found { decision, until }) => self.reply(Reply::Decided { decision, until }),
             Event::Followed(Followed::Running { difference: Some(decision), .. }) => {
                 self.reply(Reply::Decided { decision, until: None })

@@ -201,7 +201,18 @@ fn server_message(error: &DbError) -> String {
              database and of the server, and have a pooler connect anew"
         );
     }
+    if pools_statements(error) {
+        return format!(
+            "{message}: a pooler gives each statement a session of its own, and the gate needs one for a transaction; set \
+             pool_mode = transaction in PgBouncer"
+        );
+    }
     message
+}
+
+/// Whether a pooler refuses a transaction, as PgBouncer does with `pool_mode = statement`.
+fn pools_statements(error: &DbError) -> bool {
+    *error.code() == SqlState::PROTOCOL_VIOLATION && error.message().contains("statement pooling")
 }
 
 /// The kind of an error.
@@ -217,6 +228,8 @@ pub(super) fn kind(error: &SqlError) -> ErrorKind {
         | SqlState::T_R_DEADLOCK_DETECTED
         | SqlState::T_R_SERIALIZATION_FAILURE => ErrorKind::Timeout,
         SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED => ErrorKind::Corrupt,
+        // That stays so.
+        SqlState::PROTOCOL_VIOLATION if error.as_db_error().is_some_and(pools_statements) => ErrorKind::Other,
         // A standby, or a primary that has become one.
         SqlState::READ_ONLY_SQL_TRANSACTION => ErrorKind::Unavailable,
         // Connections, resources, an operator's intervention: 08, 53, 57. A database that takes no connections: 55000.

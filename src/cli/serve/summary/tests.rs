@@ -103,8 +103,18 @@ fn what_becomes_of_a_5xx_is_said_of_every_policy() {
     ] {
         let mut outcomes = Outcomes::default();
         entries.iter().for_each(|(entry, action)| outcomes.insert(entry, action).unwrap());
-        assert_eq!(show_server_errors(&outcomes), expected, "{entries:?}");
+        assert_eq!(show_server_errors(&outcomes, false), expected, "{entries:?}");
     }
+}
+
+/// Retries of what is delivered later run nothing, and none waits.
+#[test]
+fn what_becomes_of_a_delivery_is_said_where_every_request_is_accepted() {
+    let route = "[[routes]]\nname = \"a\"\npath = \"/a\"\nmode = \"accept\"\nrecovery = \"retry\"\n";
+    let shown = block(&loaded(route), Durability::memory());
+    assert!(shown.contains("is delivered again later; 502, 504 leave the outcome unknown"), "{shown}");
+    assert!(shown.contains("it is delivered again, perhaps beside the first attempt"), "{shown}");
+    assert!(!shown.contains("a retry runs again"), "{shown}");
 }
 
 #[test]

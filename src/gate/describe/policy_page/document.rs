@@ -119,8 +119,9 @@ impl RoutePolicy {
     fn of(route: &Route, upstream: Option<&Upstream>) -> Self {
         let policy = &route.policy;
         let wait = match policy.in_flight {
-            InFlight::Reject => Duration::ZERO,
-            InFlight::Wait(wait) => wait,
+            InFlight::Wait(wait) if policy.mode != Mode::Accept => wait,
+            // Where every request is accepted, none waits.
+            InFlight::Reject | InFlight::Wait(_) => Duration::ZERO,
         };
         // The client of an attempt that outlasts this gets 504, and comes back.
         let may_outlast =
@@ -207,6 +208,20 @@ fn rules(policy: &Policy) -> Vec<OutcomeRule> {
                 "The request is delivered again later, until it ends otherwise or is given up."
             }
             OutcomeAction::Release => "The key is forgotten. A retry runs again.",
+            OutcomeAction::Hold if policy.mode == Mode::Accept => match policy.recovery {
+                Recovery::Hold => "The outcome is unknown. The request is given up until an operator decides.",
+                Recovery::Retry => {
+                    "The outcome is unknown. The request is delivered again later, and may overlap the first attempt."
+                }
+                Recovery::Probe(_) => {
+                    "The outcome is unknown. The service is asked what became of it, and the request is delivered again where it \
+                     knows nothing of it."
+                }
+                Recovery::Resend(_) => {
+                    "The outcome is unknown. The request is sent again. Where the outcome stays unknown, it is given up until an \
+                     operator decides."
+                }
+            },
             OutcomeAction::Hold => match policy.recovery {
                 Recovery::Hold => "The outcome is unknown. A retry does not run, and gets the problem outcome-unknown.",
                 Recovery::Retry => "The outcome is unknown. A retry runs again, and may overlap the first attempt.",
@@ -279,5 +294,7 @@ mod tests {
         let accepts = Policy { mode: Mode::Accept, ..Policy::default() };
         assert!(meaning("release", &Policy::default()).contains("A retry runs again"));
         assert!(meaning("release", &accepts).contains("is delivered again"));
+        let retries = Policy { recovery: Recovery::Retry, ..accepts };
+        assert!(meaning("hold", &retries).contains("is delivered again"));
     }
 }

@@ -2,15 +2,11 @@
 
 use std::time::Duration;
 
-use super::super::super::decide::{Decision, RunningAttempt};
+use super::super::super::decide::Decision;
 use super::super::super::record::{Timestamp, Version};
 use super::super::super::recovery::Finding;
 use super::super::{Action, Event, Reply, SettleResult};
 use super::{Phase, Protocol, earlier};
-
-/// When a request is to come back whose record another gate asks the upstream about.
-pub(super) const ANOTHER_ASKS: RunningAttempt =
-    RunningAttempt { elapsed: Duration::ZERO, lease_left: Some(Duration::from_secs(1)) };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Probing {
@@ -64,7 +60,7 @@ impl Protocol {
                 let probing = Probing { stage: Stage::Asking, ..probing };
                 self.go(Phase::Probing(probing), [Action::ShareProbing, Action::Probe])
             }
-            (Stage::Locking { .. }, Event::ProbeTaken) => self.being_asked(now, ANOTHER_ASKS, Some(Action::ShareFound)),
+            (Stage::Locking { .. }, Event::ProbeTaken) => self.being_asked(now, Some(Action::ShareFound)),
             (Stage::Locking { .. }, Event::StoreFailed { .. } | Event::Timeout) => self.store_is_silent(),
             (Stage::Asking, Event::Probed(Finding::Done)) => {
                 let deadline = now + self.limits.settle_timeout;

@@ -11,6 +11,10 @@ use super::{Phase, Protocol};
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
+/// When a request is to come back whose record another gate asks the upstream about.
+const ANOTHER_ASKS: RunningAttempt =
+    RunningAttempt { elapsed: Duration::ZERO, lease_left: Some(Duration::from_secs(1)) };
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Waiting {
     place: Place,
@@ -178,8 +182,8 @@ impl Protocol {
     }
 
     /// The same, where another request asks the upstream about the attempt.
-    pub(super) fn being_asked(&mut self, now: Duration, attempt: RunningAttempt, share: Option<Action>) -> Vec<Action> {
-        self.begin_to_wait(now, Place::elsewhere(now), attempt, true, share)
+    pub(super) fn being_asked(&mut self, now: Duration, share: Option<Action>) -> Vec<Action> {
+        self.begin_to_wait(now, Place::elsewhere(now), ANOTHER_ASKS, true, share)
     }
 
     fn begin_to_wait(
