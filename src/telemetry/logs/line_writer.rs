@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::fmt::MakeWriter;
@@ -13,6 +13,10 @@ use crate::telemetry::{rfc3339, wall_clock};
 
 /// How long a line may wait for its reader. After one that waited in vain, none waits until the reader has gone on.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a line may wait in the minute after that: a reader that is slow, and does not stop, would have each wait in turn.
+const LITTLE_PATIENCE: Duration = Duration::from_millis(10);
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// A pipe that can be written to takes so many bytes without waiting (PIPE_BUF).
 const AT_ONCE: usize = 4096;
@@ -29,8 +33,25 @@ pub(super) struct LineWriter<F> {
 struct State {
     /// Lines that were lost since the last one that was written.
     lost: u64,
+    /// When a line was lost last.
+    last_lost: Option<Instant>,
     /// The last line that was written is not whole.
     is_torn: bool,
+}
+
+impl State {
+    fn patience(&self) -> Duration {
+        match self.last_lost {
+            _ if self.lost > 0 => Duration::ZERO,
+            Some(at) if at.elapsed() < MINUTE => LITTLE_PATIENCE,
+            Some(_) | None => PATIENCE,
+        }
+    }
+
+    fn lose(&mut self, lines: u64) {
+        self.lost += lines;
+        self.last_lost = Some(Instant::now());
+    }
 }
 
 impl<F: AsFd> LineWriter<F> {
@@ -40,35 +61,39 @@ impl<F: AsFd> LineWriter<F> {
 
     fn line(&self, line: &[u8]) -> io::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let patience = if state.lost > 0 { Duration::ZERO } else { PATIENCE };
+        let patience = state.patience();
         if !self.takes(patience)? {
-            state.lost += 1;
+            state.lose(1);
             return Ok(());
         }
         let mut notice = Vec::new();
-        if std::mem::take(&mut state.is_torn) {
+        let was_torn = std::mem::take(&mut state.is_torn);
+        if was_torn {
             notice.push(b'\n');
         }
         let lost = std::mem::take(&mut state.lost);
         if lost > 0 {
             notice.extend(self.notice(lost).into_bytes());
         }
-        for bytes in [&notice[..], line] {
-            let mut left = bytes;
-            while !left.is_empty() {
-                if left.len() < bytes.len() && !self.takes(PATIENCE)? {
-                    (state.lost, state.is_torn) = (lost + 1, true);
+        let before = notice.len();
+        let text = [notice.as_slice(), line].concat();
+        let mut written = 0;
+        while written < text.len() {
+            let left = &text[written..];
+            // The first part was waited for.
+            let is_taken = written == 0 || self.takes(patience.max(LITTLE_PATIENCE))?;
+            match is_taken.then(|| rustix::io::write(&self.to, &left[..left.len().min(AT_ONCE)])) {
+                Some(Ok(count)) => written += count,
+                Some(Err(rustix::io::Errno::INTR)) => {}
+                // Its reader has stopped; or whoever made the pipe wants no one to wait for it.
+                None | Some(Err(rustix::io::Errno::AGAIN)) => {
+                    state.is_torn = was_torn || written > 0;
+                    state.lose(if written < before { lost + 1 } else { 1 });
                     return Ok(());
                 }
-                match rustix::io::write(&self.to, &left[..left.len().min(AT_ONCE)]) {
-                    Ok(count) => left = &left[count..],
-                    Err(rustix::io::Errno::INTR) => {}
-                    // Whoever made the pipe wants no one to wait for it.
-                    Err(rustix::io::Errno::AGAIN) => {
-                        (state.lost, state.is_torn) = (lost + 1, left.len() < bytes.len());
-                        return Ok(());
-                    }
-                    Err(error) => return Err(error.into()),
+                Some(Err(error)) => {
+                    state.is_torn = was_torn || written > 0;
+                    return Err(error.into());
                 }
             }
         }
@@ -124,7 +149,6 @@ impl<F: AsFd> io::Write for &LineWriter<F> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::time::Instant;
 
     use super::*;
 
@@ -152,6 +176,21 @@ mod tests {
         let kept = lines.iter().filter(|line| line.len() == 999).count() as u64;
         assert_eq!((last, &notice["lines"]), ("again", &(1000 - kept).into()));
         assert!(kept > 10 && kept < 1000, "{kept}");
+    }
+
+    /// Its lines wait once for a second, and not each in turn.
+    #[test]
+    fn a_reader_that_is_slow_costs_little_time() {
+        let (mut reader, to) = io::pipe().unwrap();
+        let writer = LineWriter::new(to, Format::Text);
+        let line = [&[b'x'; 999][..], b"\n"].concat();
+        (0..200).for_each(|_| (&writer).write_all(&line).unwrap());
+        let began = Instant::now();
+        for _ in 0..20 {
+            reader.read_exact(&mut [0; 2 * AT_ONCE]).unwrap();
+            (0..50).for_each(|_| (&writer).write_all(&line).unwrap());
+        }
+        assert!(began.elapsed() < 20 * PATIENCE / 2, "{:?}", began.elapsed());
     }
 
     #[test]
