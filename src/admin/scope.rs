@@ -42,7 +42,8 @@ pub(super) enum Belongs {
     Unknown,
 }
 
-/// What is no part of the value of a header (RFC 9110, 5.5). All else is: two callers may differ in a space.
+/// The value of a header neither begins nor ends with these (RFC 9110, 5.5). Nothing else is cut off: two callers may differ in a
+/// space.
 const WHITESPACE: [char; 2] = [' ', '\t'];
 
 /// What a scope must look like.

@@ -303,13 +303,22 @@ impl FilterArgs {
 
     /// As parameters of a query, each after an `&`.
     fn query(&self) -> String {
-        self.given().map(|(name, value)| format!("&{name}={}", percent_encode(value))).collect()
+        query_of(self.given())
+    }
+
+    /// The same without the state.
+    fn query_of_any_state(&self) -> String {
+        query_of(self.given().filter(|(name, _)| *name != "state"))
     }
 
     /// As members of an object.
     fn members(&self) -> Map<String, Value> {
         self.given().map(|(name, value)| (name.to_owned(), value.into())).collect()
     }
+}
+
+fn query_of<'a>(given: impl Iterator<Item = (&'static str, &'a str)>) -> String {
+    given.map(|(name, value)| format!("&{name}={}", percent_encode(value))).collect()
 }
 
 fn record_path(id: &str) -> String {

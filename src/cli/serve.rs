@@ -281,8 +281,7 @@ impl Serving {
         }
         let audit = admin_state.audit_writer();
         let accepting = accept_identity_change.then_some(&audit);
-        let waiting = (&readiness, &mut *signals);
-        if !adopting::at_start(&gate, &*store, &written, accepting, is_shared, waiting).await? {
+        if !adopting::at_start(&gate, &*store, &written, accepting, is_shared, &readiness, signals).await? {
             return Ok(None);
         }
         admin_state.set_store(Arc::clone(&store));

@@ -1,4 +1,4 @@
-//! Another gate before this one, which forwards its requests here: what is an attempt there is a request with a key here.
+//! Another gate before this one: it forwards its attempts here, and this gate sees each as a request with a key.
 
 use http::{HeaderMap, HeaderValue};
 

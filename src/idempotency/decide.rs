@@ -89,7 +89,9 @@ pub fn decide(
     }
     let in_flight =
         |left| Decision::InFlight(RunningAttempt { elapsed: now.since(record.claimed_at), lease_left: Some(left) });
-    if let Some(left) = next_attempt_within(record, &head.details(), policy.unknown_ttl, now) {
+    if record.state == State::Unknown
+        && let Some(left) = next_attempt_within(record, &head.details(), policy.unknown_ttl, now)
+    {
         return in_flight(left);
     }
     match record.state {

@@ -359,15 +359,14 @@ impl Change {
     }
 }
 
-/// Says in what state the records of a key or an id are of which none is unknown. It is for information: where the gate does not say,
+/// Says in which state the record of a key or an id is, where it is not unknown. It is for information: where the gate does not say,
 /// that stays unsaid.
 async fn note_other_state(client: &AdminClient, filter: &FilterArgs) {
     if filter.key.is_none() && filter.id.is_none() {
         return;
     }
-    let any = filter.given().filter(|(name, _)| *name != "state");
-    let any: String = any.map(|(name, value)| format!("&{name}={}", percent_encode(value))).collect();
-    let Ok(page) = client.send(Method::GET, &format!("/api/v1/records?limit=1{any}"), None).await else { return };
+    let target = format!("/api/v1/records?limit=1{}", filter.query_of_any_state());
+    let Ok(page) = client.send(Method::GET, &target, None).await else { return };
     if let Some(found) = records_of(&page).ok().and_then(|found| found.first()) {
         complain(&format!("oncegate: the record is {}: only an unknown one is resolved", text(&found["state"])));
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::Signals;
 use super::opening::REMINDER;
@@ -14,6 +14,7 @@ use crate::cli::identity_changes::{
 use crate::gate::identity::coverage::{LossReason, LostKeys};
 use crate::gate::{Gate, KNOWN_AFTER, are_in_force, replaces};
 use crate::store::{Error, ErrorKind, IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Store};
+use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::wall_clock;
 
 /// Between two tries to prepare a store that has gone away.
@@ -32,7 +33,8 @@ pub(super) async fn at_start(
     written: &Written,
     accepting: Option<&AuditWriter>,
     is_shared: bool,
-    (readiness, signals): (&Readiness, &mut Signals),
+    readiness: &Readiness,
+    signals: &mut Signals,
 ) -> anyhow::Result<bool> {
     let accept_change = accepting.is_some();
     let (origins, identities) = gate.identities();
@@ -40,7 +42,7 @@ pub(super) async fn at_start(
     let mut found: Option<Forgotten> = None;
     let mut begun = None;
     let mut is_replacing = false;
-    let mut said: Option<Instant> = None;
+    let reminder = LogThrottle::every(REMINDER);
     let changes = loop {
         let adopt = async {
             // No other gate runs on a store that is not shared.
@@ -81,8 +83,7 @@ pub(super) async fn at_start(
             // It went away just after it was opened, or another session holds a lock.
             Err(error) if matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {
                 readiness.set(Phase::WaitingForStore);
-                if said.is_none_or(|at| at.elapsed() >= REMINDER) {
-                    said = Some(Instant::now());
+                if reminder.due().is_some() {
                     tracing::warn!(%error, "the store does not take this configuration; trying again every second");
                 }
             }
@@ -200,7 +201,8 @@ pub(super) async fn at_reload(
     bail!("cannot prepare the store: {failure}");
 }
 
-/// Makes the store know `current` again, after it may have come to know `next`; `before` is what was on file before that.
+/// Puts the rules of `current` back on file, where those of `next` may have come. `before` is what the store had on file when the
+/// reload began.
 ///
 /// Where another gate has replaced the rules meanwhile, be it by those of `next`, it changes nothing that forgets what that gate has
 /// recorded by them. This one has recorded nothing by `next`.
@@ -419,7 +421,7 @@ mod tests {
     async fn rules_that_another_gate_replaces_while_a_reload_is_taken_back_stay() {
         let gate = |scope| gate_of(vec![route("charges", Mode::Protect, scope)]);
         let (current, next) = (gate("header:x-tenant"), gate("client-ip"));
-        // By rules of its own, or by those of the next configuration, as where all gates are told to reload.
+        // The other gate has rules of its own, or those of the next configuration: an operator reloads all gates at once.
         let others = [gate("host"), gate("client-ip")];
         let cases = [Fault::Hang, Fault::HangAfter]
             .into_iter()

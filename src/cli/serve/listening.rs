@@ -21,6 +21,7 @@ use super::Signals;
 use crate::admin;
 use crate::cli::http_client::AdminClient;
 use crate::http::socket::{Listen, Listener};
+use crate::telemetry::log_throttle::LogThrottle;
 use crate::tls::{self, Trust};
 
 /// How long another process may hold the address: one that is stopping may be about to release it.
@@ -184,7 +185,7 @@ pub(super) async fn bind(
         Source::Address(address) => address,
     };
     let mut patience = Instant::now() + GRACE;
-    let mut said: Option<Instant> = None;
+    let reminder = LogThrottle::every(REMINDER);
     loop {
         let error = match TcpListener::bind(address).await {
             Ok(listener) => return Ok(Some(listener)),
@@ -194,8 +195,7 @@ pub(super) async fn bind(
         // What has another address may be anything: it is not asked.
         if is_taken && section == "admin" && drains(address, is_encrypted).await {
             patience = Instant::now() + GRACE;
-            if said.is_none_or(|at| at.elapsed() >= REMINDER) {
-                said = Some(Instant::now());
+            if reminder.due().is_some() {
                 tracing::warn!(%address, "an oncegate that drains has the admin address; waiting for it to end");
             }
         } else if !is_taken || Instant::now() >= patience {

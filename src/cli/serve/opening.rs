@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::Signals;
 use super::durability::Durability;
@@ -16,6 +16,7 @@ use crate::idempotency::record::RecordId;
 use crate::store::metered::Metered;
 use crate::store::postgres::{self, OpenError, Postgres};
 use crate::store::{Store, memory::Memory, redis, sqlite};
+use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::Metrics;
 
 /// How often to look whether the process that holds the store has gone.
@@ -128,7 +129,7 @@ async fn open_sqlite(
 async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<sqlite::Lock>> {
     let mut poll = interval(LOCK_POLL);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut said: Option<Instant> = None;
+    let reminder = LogThrottle::every(REMINDER);
     let settings = sqlite::Settings::new(path);
     loop {
         tokio::select! {
@@ -139,8 +140,7 @@ async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyh
             return Ok(Some(lock));
         }
         readiness.set(Phase::WaitingForStoreLock);
-        if said.is_none_or(|at| at.elapsed() >= REMINDER) {
-            said = Some(Instant::now());
+        if reminder.due().is_some() {
             let (path, pid) = (path.display(), sqlite::Lock::holder(&settings));
             tracing::warn!(%path, pid, "another process holds the store; waiting for it to end");
         }
@@ -210,7 +210,7 @@ async fn reach<S, E: std::error::Error + Send + Sync + 'static>(
 ) -> anyhow::Result<Option<S>> {
     let mut poll = interval(REACH_POLL);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut said: Option<Instant> = None;
+    let reminder = LogThrottle::every(REMINDER);
     loop {
         let opening = async {
             poll.tick().await;
@@ -224,8 +224,7 @@ async fn reach<S, E: std::error::Error + Send + Sync + 'static>(
             Ok(store) => return Ok(Some(store)),
             Err(error) if is_away(&error) => {
                 readiness.set(Phase::WaitingForStore);
-                if said.is_none_or(|at| at.elapsed() >= REMINDER) {
-                    said = Some(Instant::now());
+                if reminder.due().is_some() {
                     tracing::warn!(%servers, %error, "waiting for {what}; trying again every second");
                 }
             }

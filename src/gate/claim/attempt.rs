@@ -136,13 +136,11 @@ impl Attempted {
 
     /// How its record ends where the request is sent again.
     pub(in crate::gate) fn sent_again(&self) -> Settlement {
-        match &self.end {
-            Settlement::Hold { cause } => match UnknownCause::decode(cause) {
-                Ok(cause) => hold(cause.sent_again()),
-                Err(_) => self.end.clone(),
-            },
-            end => end.clone(),
-        }
+        let cause = match &self.end {
+            Settlement::Hold { cause } => UnknownCause::decode(cause).ok(),
+            Settlement::Complete { .. } | Settlement::Release => None,
+        };
+        cause.map_or_else(|| self.end.clone(), |cause| hold(cause.sent_again()))
     }
 
     /// Whether it was this attempt.

@@ -268,7 +268,7 @@ impl ActionExecutor {
             Action::ShareRunning { since } => self.share_running(since)?,
             Action::ShareFound => {
                 // A record stands: nothing new is claimed.
-                (self.permission, self.quota_permit, self.lock) = (None, None, None);
+                (self.permission, self.quota_permit) = (None, None);
                 let leader = needed(self.leader.take(), LEADER)?;
                 match self.found.take() {
                     Some(found) => leader.found(found),
@@ -282,9 +282,7 @@ impl ActionExecutor {
                     None => drop(leader),
                 }
             }
-            Action::Leave => {
-                (self.permission, self.quota_permit, self.lock, self.leader) = (None, None, None, None);
-            }
+            Action::Leave => (self.permission, self.quota_permit, self.leader) = (None, None, None),
             Action::Reply(outcome) => self.reply(outcome)?,
         }
         Ok(None)

@@ -1,5 +1,6 @@
 //! Lines that go to a file or a pipe, and keep nobody waiting where its reader has stopped.
 
+use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
@@ -76,7 +77,7 @@ impl<F: AsFd> LineWriter<F> {
             notice.extend(self.notice(lost).into_bytes());
         }
         let before = notice.len();
-        let text = [notice.as_slice(), line].concat();
+        let text = if notice.is_empty() { Cow::Borrowed(line) } else { Cow::Owned([notice.as_slice(), line].concat()) };
         let mut written = 0;
         while written < text.len() {
             let left = &text[written..];

@@ -107,7 +107,7 @@ fn what_becomes_of_a_5xx_is_said_of_every_policy() {
     }
 }
 
-/// Retries of what is delivered later run nothing, and none waits.
+/// A retry of an accepted request runs nothing and does not wait: the gate delivers the request.
 #[test]
 fn what_becomes_of_a_delivery_is_said_where_every_request_is_accepted() {
     let route = "[[routes]]\nname = \"a\"\npath = \"/a\"\nmode = \"accept\"\nrecovery = \"retry\"\n";

@@ -110,22 +110,26 @@ const MAY_HAVE_RUN: &str = "; it may have taken effect: do not send it with a ne
 /// differ from the defaults that its code implies. They release the key of an unknown outcome, or hold the key of a request that the
 /// gate did not send.
 pub(super) fn by_policy(mut problem: Problem, is_released: bool, recovery: &Recovery) -> Problem {
+    let held = match recovery {
+        Recovery::Hold | Recovery::Resend(_) => Some("a retry does not run"),
+        Recovery::Probe(_) => Some("a retry asks the upstream first"),
+        // It runs, as after any failure to send.
+        Recovery::Retry => None,
+    };
     match (is_released, problem.code.retryable()) {
         // The upstream cannot take it as it is.
         (true, false) if problem.code == Code::BadRequest => {}
         (true, false) => problem.detail.push_str("; this route releases the key: a retry runs the request again"),
-        (false, true) if !matches!(recovery, Recovery::Retry) => {
-            let retry = match recovery {
-                Recovery::Probe(_) => "a retry asks the upstream first",
-                Recovery::Hold | Recovery::Resend(_) | Recovery::Retry => "a retry does not run",
-            };
-            problem.detail =
-                format!("nothing was sent to the upstream; this route holds the outcome as unknown: {retry}");
+        (false, true) => {
+            if let Some(retry) = held {
+                problem.detail =
+                    format!("nothing was sent to the upstream; this route holds the outcome as unknown: {retry}");
+            }
         }
         (false, false) if matches!(problem.code, Code::UpstreamBroken | Code::UpstreamTimeout) => {
             problem.detail.push_str(MAY_HAVE_RUN);
         }
-        (true, true) | (false, _) => {}
+        (true, true) | (false, false) => {}
     }
     problem
 }

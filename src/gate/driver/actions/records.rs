@@ -11,7 +11,7 @@ use crate::idempotency::record::{AttemptToken, Record, State, Timestamp, Version
 use crate::store::{Error, ErrorKind, Settled};
 use crate::telemetry::outcome::Code;
 
-/// What a request is told that may not run by its time, where the route would let a retry of an unknown outcome run.
+/// What `request-expired` adds where the route would let a retry of an unknown outcome run, and this retry is too late for it.
 const EARLIER_MAY_HAVE_RUN: &str =
     ", but an earlier request with this key may have taken effect: do not send it with a new key";
 

@@ -257,7 +257,6 @@ impl World {
                     // What the leader found, its followers could as well have found themselves.
                     _ => Followed::AskStore,
                 };
-                self.lock.take_if(|holder| *holder == index);
                 self.followers_hear(gate, &Event::Followed(followed));
             }
             Action::Watch => request.operation = None,
