@@ -11,9 +11,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
+use self::adopting::StoreWait;
 use self::caching::Remembering;
 use self::consuming::Consuming;
-use self::listening::{Bound, Inherited, SocketFile, admin_is_guarded, bind, bind_server};
+use self::listening::{Bound, Inherited, SocketFile, admin_is_guarded, bind_server, listen_admin};
 use self::notices::Notices;
 use self::reloading::StartSettings;
 use self::signals::Instruction;
@@ -229,7 +230,7 @@ impl Serving {
         notices.go_on(readiness.clone(), &shards);
         let (admin_source, sources) = inherited.share_out(&config.admin.listen, &config.server.listen)?;
         // Before the store: a process that waits for its store says so.
-        let Some(listener) = bind(admin_source, "admin", config.admin.tls.is_some(), signals).await? else {
+        let Some(listener) = listen_admin(admin_source, config.admin.tls.is_some(), signals).await? else {
             return Ok(None);
         };
         let admin_address = listener.local_addr()?;
@@ -248,6 +249,7 @@ impl Serving {
         };
         let is_shared = opened.is_shared;
         let upkeep = if is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
+        let place = opened.durability.place.clone();
         let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);
         let written = Written::of(&config);
         let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
@@ -273,15 +275,16 @@ impl Serving {
         let access_log = access_log.map(|output| logging::start(&gate, output, &metrics)).transpose()?;
         let exporting = config.traces.map(|settings| traces::start(&gate, settings, &usage, &metrics));
         // All of them, before the first request: it must not be cut off because another address is taken. And before the
-        // store adopts other rules: what they forget is forgotten also where this gate never serves.
-        let mut listeners = Vec::new();
+        // store adopts other rules: what they forget is forgotten also where this gate never serves. Nobody connects until it has.
+        let mut bound = Vec::new();
         for source in sources {
-            let Some(bound) = bind_server(source, config.server.socket_mode, signals).await? else { return Ok(None) };
-            listeners.push(bound);
+            let Some(next) = bind_server(source, config.server.socket_mode, signals).await? else { return Ok(None) };
+            bound.push(next);
         }
         let audit = admin_state.audit_writer();
         let accepting = accept_identity_change.then_some(&audit);
-        if !adopting::at_start(&gate, &*store, &written, accepting, is_shared, &readiness, signals).await? {
+        let waiting = StoreWait { readiness: &readiness, store: place };
+        if !adopting::at_start(&gate, &*store, &written, accepting, is_shared, &waiting, signals).await? {
             return Ok(None);
         }
         admin_state.set_store(Arc::clone(&store));
@@ -291,6 +294,8 @@ impl Serving {
         }
         // Before it is ready, so that the first request with a token need not wait for its key.
         readiness.set_token_keys(gate.refresh_token_keys().await);
+        let places: Vec<String> = bound.iter().map(Bound::place).collect();
+        let listeners = bound.into_iter().map(Bound::listen).collect::<anyhow::Result<Vec<_>>>()?;
 
         let current =
             server::ServerState::current(Arc::clone(&gate), config.server.limits, config.server.accept, usage);
@@ -327,12 +332,11 @@ impl Serving {
         certificates.spawn(certificates::follow(Arc::clone(&current)));
         certificates.spawn(certificates::follow_admin(Arc::clone(&admin_state)));
         let token_keys = tokio::spawn(token_keys::follow(Arc::clone(&current), readiness.clone()));
-        let summary = summary.at(admin_address.to_string(), listeners.iter().map(Bound::place).collect());
+        let summary = summary.at(admin_address.to_string(), places.clone());
         summary.log(log_format);
         let mut paths = Vec::new();
-        for bound in listeners {
-            tracing::info!(address = %bound.place(), "listening");
-            let Bound { listener, path } = bound;
+        for ((listener, path), place) in listeners.into_iter().zip(places) {
+            tracing::info!(address = %place, "listening");
             addresses.extend(listener.address());
             paths.extend(path);
             servers.spawn(server::serve(listener, Arc::clone(&shards), Arc::clone(&current), stop.subscribe()));

@@ -5,10 +5,13 @@ mod failovers;
 mod rights;
 mod storms;
 
+use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::migrate::waits;
 use crate::servers::{Postgres, Session};
 use crate::support::store::{migrated, migrated_on};
 use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
@@ -148,6 +151,26 @@ fn a_table_that_somebody_has_locked() {
     assert!(grown < 64 << 20, "{grown} bytes more");
     locker.run("COMMIT");
     expect_recovery(&mut gate, "locked-0-0", &upstream);
+}
+
+/// A client that can connect expects an answer.
+#[test]
+fn a_start_that_another_session_holds_up_takes_no_connection() {
+    let Some(database) = migrated() else { return };
+    let upstream = numbered();
+    let address = Upstream::free_address();
+    let locker = database.session();
+    locker.run("BEGIN; LOCK TABLE oncegate.origin IN ACCESS EXCLUSIVE MODE");
+    let listen = format!("listen = \"{address}\"");
+    let process = Gate::before(&upstream).store_url(&database.url).server(&listen).spawn();
+    waits(&process);
+    assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    let said = "the store has not taken this configuration yet";
+    let line = process.log().lines().find(|line| line.contains(said)).expect("it says that it waits").to_owned();
+    assert!(line.contains("\"store\":\"PostgreSQL "), "{line}");
+    locker.run("COMMIT");
+    assert_eq!(process.address("listening"), Some(address));
+    Request::post("/charges").key("first").body("{}").send(address).expect(200, "executed");
 }
 
 #[test]

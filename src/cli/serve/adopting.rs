@@ -1,5 +1,6 @@
 //! Making the store know by which rules identities are made, or refusing to serve by others.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -23,7 +24,17 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long a store is asked for what only makes an advice better: at a reload, claims wait meanwhile.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// How long a start waits for its store before it says so.
+const SLOW: Duration = Duration::from_secs(5);
+
 const NO_ANSWER: &str = "it did not answer in time";
+
+/// A start that waits for its store to take its configuration.
+pub(super) struct StoreWait<'a> {
+    pub(super) readiness: &'a Readiness,
+    /// How the log names the store.
+    pub(super) store: String,
+}
 
 /// Makes the store know this configuration; false if the process was stopped while it waited for that. Other rules are taken
 /// where `accepting`, and what that forgets is in the audit log before.
@@ -33,7 +44,7 @@ pub(super) async fn at_start(
     written: &Written,
     accepting: Option<&AuditWriter>,
     is_shared: bool,
-    readiness: &Readiness,
+    waiting: &StoreWait<'_>,
     signals: &mut Signals,
 ) -> anyhow::Result<bool> {
     let accept_change = accepting.is_some();
@@ -73,18 +84,27 @@ pub(super) async fn at_start(
             }
         };
         // Another process may adopt, and where rules or routes changed that takes as long as there are records.
-        let adopted = tokio::select! {
-            adopted = adopt => adopted,
-            () = signals.stop() => return Ok(false),
+        let mut adopt = pin!(adopt);
+        let adopted = loop {
+            tokio::select! {
+                adopted = &mut adopt => break adopted,
+                () = signals.stop() => return Ok(false),
+                () = sleep(SLOW) => {
+                    waiting.readiness.set(Phase::WaitingForStore);
+                    if reminder.due().is_some() {
+                        tracing::warn!(store = waiting.store, "the store has not taken this configuration yet; still waiting");
+                    }
+                }
+            }
         };
         match adopted {
             Ok(Ok(changes)) => break changes,
             Ok(Err(unannounced)) => bail!(unannounced),
             // It went away just after it was opened, or another session holds a lock.
             Err(error) if matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {
-                readiness.set(Phase::WaitingForStore);
+                waiting.readiness.set(Phase::WaitingForStore);
                 if reminder.due().is_some() {
-                    tracing::warn!(%error, "the store does not take this configuration; trying again every second");
+                    tracing::warn!(store = waiting.store, %error, "the store does not take this configuration; trying again every second");
                 }
             }
             Err(error) => return Err(error).context("cannot prepare the store"),

@@ -2,6 +2,7 @@
 
 mod unix;
 
+use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use http::{Method, StatusCode};
 use listenfd::ListenFd;
 use rustix::net::sockopt::socket_acceptconn;
 use serde_json::Value;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::time::{Instant, timeout};
 
 pub(super) use self::unix::SocketFile;
@@ -32,6 +33,9 @@ const POLL: Duration = Duration::from_millis(200);
 
 /// How often to say that it is waited for.
 const REMINDER: Duration = Duration::from_secs(10);
+
+/// How many connections may wait to be accepted.
+const BACKLOG: u32 = 1024;
 
 /// How long the holder of the address may take to identify itself.
 const READYZ_TIMEOUT: Duration = Duration::from_secs(1);
@@ -58,16 +62,37 @@ pub(super) enum Source {
     Socket(Passed),
 }
 
-/// A listener of `[server]`, and the file of its socket, where it was made for it.
+/// A listener of `[server]` that has its address, and the file of its socket, where it was made for it.
 pub(super) struct Bound {
-    pub(super) listener: Listener,
-    pub(super) path: Option<SocketFile>,
+    socket: Socket,
+    path: Option<SocketFile>,
+}
+
+enum Socket {
+    /// It refuses connections until it listens.
+    Bound(SocketAddr, TcpSocket),
+    Listening(Listener),
 }
 
 impl Bound {
     /// Where it listens, for people.
     pub(super) fn place(&self) -> String {
-        self.path.as_ref().map_or_else(|| self.listener.place(), SocketFile::place)
+        match (&self.path, &self.socket) {
+            (Some(path), _) => path.place(),
+            (None, Socket::Bound(address, _)) => address.to_string(),
+            (None, Socket::Listening(listener)) => listener.place(),
+        }
+    }
+
+    /// Lets clients connect, where they cannot yet.
+    pub(super) fn listen(self) -> anyhow::Result<(Listener, Option<SocketFile>)> {
+        let listener = match self.socket {
+            Socket::Bound(address, socket) => {
+                Listener::Tcp(listen(socket).with_context(|| cannot_listen("server", address))?)
+            }
+            Socket::Listening(listener) => listener,
+        };
+        Ok((listener, self.path))
     }
 }
 
@@ -148,50 +173,69 @@ impl Passed {
 }
 
 /// The socket of a listener of `[server]`; nothing if the process was stopped while it waited for its address.
+///
+/// A TCP address of its own only becomes its own: see [`Bound::listen`].
 pub(super) async fn bind_server(source: Source, mode: u32, signals: &mut Signals) -> anyhow::Result<Option<Bound>> {
-    match source {
+    let (socket, path) = match source {
         Source::Socket(Passed::Unix(socket)) => {
             socket.set_nonblocking(true)?;
-            Ok(Some(Bound { listener: Listener::Unix(UnixListener::from_std(socket)?), path: None }))
+            (Some(Socket::Listening(Listener::Unix(UnixListener::from_std(socket)?))), None)
         }
+        Source::Socket(Passed::Tcp(socket)) => (Some(Socket::Listening(Listener::Tcp(inherited(socket)?))), None),
         Source::Unix(path) => {
             let (listener, file) = unix::bind(&path, mode, signals).await?.unzip();
-            Ok(listener.map(|listener| Bound { listener: Listener::Unix(listener), path: file }))
+            (listener.map(|listener| Socket::Listening(Listener::Unix(listener))), file)
         }
-        source => {
-            let bound = bind(source, "server", false, signals).await?;
-            Ok(bound.map(|listener| Bound { listener: Listener::Tcp(listener), path: None }))
+        Source::Address(address) => {
+            let socket = bind(address, "server", false, signals).await?;
+            let bound = socket.map(|socket| Ok::<_, io::Error>(Socket::Bound(socket.local_addr()?, socket)));
+            (bound.transpose()?, None)
         }
-    }
+    };
+    Ok(socket.map(|socket| Bound { socket, path }))
 }
 
-/// The TCP socket of a listener; nothing if the process was stopped while it waited for its address.
-pub(super) async fn bind(
+/// The admin listener; nothing if the process was stopped while it waited for its address.
+pub(super) async fn listen_admin(
     source: Source,
-    section: &str,
     is_encrypted: bool,
     signals: &mut Signals,
 ) -> anyhow::Result<Option<TcpListener>> {
     let address = match source {
-        Source::Socket(Passed::Tcp(socket)) => {
-            socket.set_nonblocking(true)?;
-            return Ok(Some(TcpListener::from_std(socket)?));
-        }
+        Source::Socket(Passed::Tcp(socket)) => return Ok(Some(inherited(socket)?)),
         Source::Socket(Passed::Unix(_)) | Source::Unix(_) => {
-            bail!(
-                "[{section}] listen: a unix socket cannot be used here\n  hint: pass a TCP socket, or write an address"
-            )
+            bail!("[admin] listen: a unix socket cannot be used here\n  hint: pass a TCP socket, or write an address")
         }
         Source::Address(address) => address,
     };
+    let Some(socket) = bind(address, "admin", is_encrypted, signals).await? else { return Ok(None) };
+    listen(socket).map(Some).with_context(|| cannot_listen("admin", address))
+}
+
+fn inherited(socket: StdListener) -> io::Result<TcpListener> {
+    socket.set_nonblocking(true)?;
+    TcpListener::from_std(socket)
+}
+
+fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
+    socket.listen(BACKLOG)
+}
+
+/// A socket that has this address, and does not listen yet; nothing if the process was stopped while it waited for the address.
+async fn bind(
+    address: SocketAddr,
+    section: &str,
+    is_encrypted: bool,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<TcpSocket>> {
     let mut patience = Instant::now() + GRACE;
     let reminder = LogThrottle::every(REMINDER);
     loop {
-        let error = match TcpListener::bind(address).await {
-            Ok(listener) => return Ok(Some(listener)),
+        let error = match bound(address) {
+            Ok(socket) => return Ok(Some(socket)),
             Err(error) => error,
         };
-        let is_taken = error.kind() == std::io::ErrorKind::AddrInUse;
+        let is_taken = error.kind() == io::ErrorKind::AddrInUse;
         // What has another address may be anything: it is not asked.
         if is_taken && section == "admin" && drains(address, is_encrypted).await {
             patience = Instant::now() + GRACE;
@@ -199,15 +243,25 @@ pub(super) async fn bind(
                 tracing::warn!(%address, "an oncegate that drains has the admin address; waiting for it to end");
             }
         } else if !is_taken || Instant::now() >= patience {
-            let flag = if section == "admin" { "--admin" } else { "--listen" };
-            return Err(error).with_context(|| {
-                format!("[{section}] listen: cannot listen on {address}; {flag} ADDR gives another one")
-            });
+            return Err(error).with_context(|| cannot_listen(section, address));
         }
         if timeout(POLL, signals.stop()).await.is_ok() {
             return Ok(None);
         }
     }
+}
+
+fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // Else connections of a process that has just ended keep the address for a minute.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+fn cannot_listen(section: &str, address: SocketAddr) -> String {
+    let flag = if section == "admin" { "--admin" } else { "--listen" };
+    format!("[{section}] listen: cannot listen on {address}; {flag} ADDR gives another one")
 }
 
 /// Whether an oncegate has this address that drains, and is about to end. One that demands a certificate does not say.

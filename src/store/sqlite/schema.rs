@@ -302,7 +302,8 @@ pub(super) const COUNTS: [&str; 3] = [
     "SELECT count(*) FROM record INDEXED BY record_unknown WHERE state = 2",
 ];
 
-fn count(conn: &Connection) -> rusqlite::Result<[u64; 3]> {
+/// These counts, which read all of the indexes that a start reads.
+pub(super) fn count(conn: &Connection) -> rusqlite::Result<[u64; 3]> {
     let number = |sql| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).map(|count| count as u64);
     let [in_flight, ended, unknown] = COUNTS;
     let unknown = number(unknown)?;

@@ -1,6 +1,6 @@
 //! Files that are removed, cut, overwritten or put in place of others.
 
-use std::fs::OpenOptions;
+use fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -184,6 +184,26 @@ async fn a_log_without_its_index_is_still_saved() {
     store.close().await;
     assert!(reported.lock().unwrap()[0].contains("nothing is lost"), "{reported:?}");
     assert_eq!(state_of(&open(&path), 1).await, Some(State::Unknown));
+}
+
+#[test]
+fn a_damaged_index_is_found_before_the_start_as_well() {
+    for index in ["record_lease", "record_expiry", "record_unknown"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.db");
+        drop(open(&path));
+        drop(acquire(&Settings::new(&path)));
+        assert!(preview(&path, &[]).unwrap().is_some());
+        let root = "SELECT rootpage FROM sqlite_schema WHERE name = ?1";
+        let page: u32 = Connection::open(&path).unwrap().query_row(root, [index], |row| row.get(0)).unwrap();
+        let page = page as usize;
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[(page - 1) * 4096..page * 4096].fill(0xa5);
+        fs::write(&path, bytes).unwrap();
+        for refused in [preview(&path, &[]).unwrap_err().to_string(), refusal(&path).to_string()] {
+            assert!(refused.contains("damaged"), "{index}: {refused}");
+        }
+    }
 }
 
 /// It rewrites the database, and the process could not tell it from damage.
