@@ -70,7 +70,8 @@ pub(super) struct Report {
     /// How many dead deliveries the filter found and a retry leaves alone: whether they ran is unknown.
     #[serde(skip_serializing_if = "is_zero")]
     of_unknown_outcome: u64,
-    /// How many the filter found that this gate cannot read. A completion leaves them alone: no retry would get the answer here.
+    /// How many the filter found whose clients could not read the answer: this gate cannot read the record, or it is of a gRPC call and
+    /// the answer is none to a call. A completion leaves them alone.
     #[serde(skip_serializing_if = "is_zero")]
     unreadable: u64,
     /// How many do not say whose they are, where the filter has a scope. They are left alone.
@@ -246,7 +247,7 @@ impl<'a> Bulk<'a> {
             }
             report.in_flight += leave(&mut found, |record| spares_in_flight && record.state == record::State::InFlight);
             if let Change::Resolve(resolution) = &self.change {
-                report.unreadable += leave(&mut found, |record| !resolution.can_read(record));
+                report.unreadable += leave(&mut found, |record| !resolution.is_readable(record));
             }
             found.iter().for_each(|found| report.found(found));
             if matches!(self.change, Change::Resolve(Resolution::Release)) {

@@ -5,7 +5,9 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
@@ -23,6 +25,7 @@ use super::forms;
 use super::precondition::Precondition;
 use super::records::{MAX_REASON, absent, check_optional, find_begun, unavailable};
 use crate::idempotency::codec::{self, Content, Head};
+use crate::idempotency::grpc;
 use crate::idempotency::record::{self, Record, RecordId};
 use crate::store::{Expiry, RecordEntry, Settled, Settlement, deliveries};
 
@@ -85,8 +88,8 @@ pub(super) fn headers_form(_: &mut SchemaGenerator) -> Schema {
 pub(super) enum Resolution {
     /// It had no effect: the key is free.
     Release,
-    /// With this answer, encoded.
-    Complete(Bytes),
+    /// With this answer.
+    Complete(codec::Answer),
 }
 
 /// `POST /api/v1/records/{id}/resolve`
@@ -138,29 +141,36 @@ impl Resolution {
         }
     }
 
-    /// Whether it can read what it needs of a record: retries of one that cannot be read would not get an answer here.
-    pub(super) fn can_read(&self, record: &record::Record) -> bool {
-        matches!(self, Self::Release) || Head::decode(&record.head).is_ok()
+    /// Whether clients could read its answer: not of a record that cannot be read here, nor of a gRPC call where it says no status.
+    pub(super) fn is_readable(&self, record: &record::Record) -> bool {
+        self.answer_for(record).is_ok()
     }
 
-    /// Refuses a record that is not unknown, and one that it cannot read.
+    /// The answer to a retry of this record; nothing where its key is released.
+    fn answer_for(&self, record: &record::Record) -> Result<Option<codec::Answer>, Problem> {
+        let Self::Complete(answer) = self else { return Ok(None) };
+        let head = Head::decode(&record.head).map_err(|_| unreadable(&record.head))?;
+        if head.details().is_call { to_call(answer.clone()).map(Some) } else { Ok(Some(answer.clone())) }
+    }
+
+    /// Refuses a record that is not unknown, and one whose clients could not read the answer.
     fn check(&self, found: &RecordEntry) -> Result<(), Problem> {
         let record = &found.record;
         if record.state != record::State::Unknown {
             return Err(not_unknown(record, found.now));
         }
-        if self.can_read(record) { Ok(()) } else { Err(unreadable(&record.head)) }
+        self.answer_for(record).map(drop)
     }
 
     /// Ends the attempt of an unknown record so.
     pub(super) async fn apply(&self, state: &State, found: &RecordEntry) -> Result<(), Problem> {
         self.check(found)?;
         let RecordEntry { id, origin, record, now } = found;
-        let end = match self {
-            Self::Release => Settlement::Release,
-            Self::Complete(answer) => {
+        let end = match self.answer_for(record)? {
+            None => Settlement::Release,
+            Some(answer) => {
                 let ttl = state.ttl(origin.as_ref().map(|origin| &*origin.route));
-                Settlement::Complete { answer: answer.clone(), expiry: Expiry::FromNow(ttl) }
+                Settlement::Complete { answer: answer.encode(), expiry: Expiry::FromNow(ttl) }
             }
         };
         // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
@@ -177,6 +187,31 @@ impl Resolution {
             Settled::NotCurrent { record: None } => Err(absent()),
         }
     }
+}
+
+/// An answer as one to a gRPC call: behind a message, what ends the call stands in the trailers.
+fn to_call(mut answer: codec::Answer) -> Result<codec::Answer, Problem> {
+    let statuses: Vec<_> = answer.headers.iter().filter(|(name, _)| *name == grpc::STATUS).collect();
+    let of_calls = |value: &HeaderValue| value.as_bytes().starts_with(b"application/grpc");
+    let mut types = answer.headers.iter().filter(|(name, _)| *name == CONTENT_TYPE);
+    if answer.status != StatusCode::OK
+        || statuses.len() != 1
+        || grpc::status(&statuses[0].1).is_none()
+        || !types.all(|(_, value)| of_calls(value))
+    {
+        return Err(Kind::BadRequest.because(
+            "the record is of a gRPC call, whose client could not read this answer: give `status` 200, and in `headers` one \
+             `grpc-status` from 0 to 16, and no other `content-type` than that of gRPC. The body is the message with its prefix of \
+             five bytes",
+        ));
+    }
+    if let Some(content) = answer.content.as_mut().filter(|content| !content.body.is_empty()) {
+        content.trailers = answer.headers.extract_if(.., |(name, _)| grpc::ENDING.contains(name)).collect();
+    }
+    if !answer.headers.iter().any(|(name, _)| *name == CONTENT_TYPE) {
+        answer.headers.push((CONTENT_TYPE, HeaderValue::from_static("application/grpc")));
+    }
+    Ok(answer)
 }
 
 fn unreadable(head: &Bytes) -> Problem {
@@ -264,7 +299,7 @@ fn given_answer(
     status: Option<u16>,
     headers: Option<Vec<(String, String)>>,
     body_base64: Option<String>,
-) -> Result<Bytes, Problem> {
+) -> Result<codec::Answer, Problem> {
     let status = status
         .filter(|status| (200..=599).contains(status))
         .and_then(|status| StatusCode::from_u16(status).ok())
@@ -283,7 +318,7 @@ fn given_answer(
         return Err(Kind::BadRequest.because(format!("an answer with status {} has no body", status.as_u16())));
     }
     let content = Some(Content { body: body.into(), trailers: Vec::new() });
-    Ok(codec::Answer { status, reason: None, headers, content }.encode())
+    Ok(codec::Answer { status, reason: None, headers, content })
 }
 
 fn given_header((name, value): &(String, String)) -> Result<(HeaderName, HeaderValue), Problem> {

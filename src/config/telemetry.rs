@@ -41,13 +41,16 @@ pub(super) fn read(root: &Table<'_>) -> Option<Settings> {
     let telemetry = Telemetry::read(&table, Telemetry::default());
     root.print("telemetry", telemetry.print_table());
     let Telemetry { otlp, protocol, tls, sample } = telemetry;
+    let usual = Telemetry::default();
     let is_encrypted = otlp.as_ref().is_some_and(|(_, is_encrypted)| *is_encrypted);
     if table.get("tls").is_some() && !is_encrypted {
         let useless = Wrong::new("`tls` has no effect: the collector has no https URL");
         table.report("tls", useless.hint("write otlp = \"https://...\", or remove it"));
     }
     if otlp.is_none()
-        && let Some(key) = ["protocol", "sample"].into_iter().find(|key| table.get(key).is_some())
+        && let Some((key, _)) = [("protocol", protocol != usual.protocol), ("sample", sample != usual.sample)]
+            .into_iter()
+            .find(|(_, is_changed)| *is_changed)
     {
         table.advise(key, format!("`{key}` has no effect: no collector gets spans; write otlp = \"http://HOST:4318\""));
     }

@@ -320,7 +320,7 @@ fn answer(response: Response<Incoming>, connection: PooledConnection, dropped: &
         headers.remove(CONTENT_LENGTH);
     }
     let announced = announced_length(parts.status, &headers).filter(|_| body.is_end_stream());
-    let body = connection.relay(body);
+    let body = connection.relay(parts.status, body);
     let mut out = Response::new(announced.map_or(body, Body::announced));
     *out.status_mut() = parts.status;
     *out.headers_mut() = headers;
@@ -364,15 +364,17 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
         // Sent again, it would be none either.
         Error::NotSent(NotSent::Host) => Problem::new(Code::BadRequest, NotSent::Host.to_string()),
         Error::NotSent(cause) => {
-            if upstream.should_warn() {
+            if let Some(others) = upstream.unreachable_log().due() {
                 let address = upstream.places();
-                tracing::warn!(upstream = name, address, %cause, "the upstream cannot be reached");
+                tracing::warn!(upstream = name, address, %cause, others, "the upstream cannot be reached");
             }
             unreachable()
         }
         Error::ClientBody(error) => client_body_problem(&**error),
         Error::Unknown(_) | Error::Framing | Error::Head(_) => {
-            tracing::warn!(upstream = name, cause = %error, "the upstream broke off");
+            if let Some(others) = upstream.broken_log().due() {
+                tracing::warn!(upstream = name, cause = %error, others, "the upstream broke off");
+            }
             Problem::new(Code::UpstreamBroken, "the upstream broke off before its answer was complete")
         }
     }

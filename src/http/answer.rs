@@ -48,16 +48,17 @@ pub struct PartialBody {
 
 /// Reads a body to its end, or until it exceeds `limit` bytes or the memory budget.
 ///
-/// With a `tee`, its client gets what comes meanwhile.
+/// With a `tee`, its client gets what comes meanwhile. Data of an answer whose `status` has no content are dropped.
 pub async fn capture(
     mut incoming: Incoming,
-    version: Version,
+    (version, status): (Version, StatusCode),
     limit: u64,
     memory: Account<'_>,
     mut tee: Option<TeeHandle<'_>>,
 ) -> hyper::Result<Captured> {
     // To HEAD, a length is announced that does not come.
-    let announced = if incoming.is_end_stream() { 0 } else { incoming.size_hint().lower() };
+    let has_none = incoming.is_end_stream() || !may_have_content(status);
+    let announced = if has_none { 0 } else { incoming.size_hint().lower() };
     if announced > limit {
         return Ok(Captured::TooLarge(PartialBody { read: Default::default(), incoming, version }));
     }
@@ -73,7 +74,7 @@ pub async fn capture(
                 continue;
             }
         };
-        if data.is_empty() {
+        if data.is_empty() || !may_have_content(status) {
             continue;
         }
         if let Some(handle) = &mut tee {
@@ -335,6 +336,13 @@ pub fn response(answer: &Answer, method: &Method, version: Version) -> Response<
         response.extensions_mut().insert(reason);
     }
     response
+}
+
+/// Whether an answer with this status may have content (RFC 9110, 6.4.1). HTTP/1.1 ends it at its head; over HTTP/2 some upstreams send
+/// data all the same, at which a client resets the stream.
+#[must_use]
+pub fn may_have_content(status: StatusCode) -> bool {
+    !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
 /// Whether an answer with this status may have a `Content-Length` (RFC 9110, 8.6). An HTTP/2 client resets a stream that

@@ -11,6 +11,7 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use serde::Serialize;
 
+pub use self::grpc::{Pushback, end_call};
 use super::headers::CONTROL;
 use crate::idempotency::record::{RecordId, RequestId};
 use crate::telemetry::outcome::Code;

@@ -25,6 +25,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use super::accept::{AcceptSettings, DetectError, Detected, HttpVersion, SocketKind, accept, detect};
+use super::answer::may_have_content;
 use super::body::Body;
 use super::connection_memory::ConnectionMemory;
 use super::fault::Fault;
@@ -415,8 +416,9 @@ async fn http1<S, H>(
 
 /// Whether an answer has a body of which its head says no length, so that HTTP/1.0 has no other end for it than a close.
 fn has_open_end(response: &Response<Body>) -> bool {
-    let has_body = !matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    has_body && response.body().size_hint().exact().is_none() && !response.headers().contains_key(CONTENT_LENGTH)
+    may_have_content(response.status())
+        && response.body().size_hint().exact().is_none()
+        && !response.headers().contains_key(CONTENT_LENGTH)
 }
 
 /// The output of `connection`, unless `stop` turns true before.

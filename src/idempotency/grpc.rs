@@ -11,6 +11,10 @@ use super::settle::OutcomeAction;
 pub const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// Why it ended so, percent-encoded.
 pub const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+/// More about why, in binary.
+pub const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+/// What says how a call ended, and why.
+pub const ENDING: [HeaderName; 3] = [STATUS, MESSAGE, DETAILS];
 /// How many milliseconds a client that retries by itself waits first; a negative number: it does not retry.
 pub const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 

@@ -129,8 +129,9 @@ fn unquoted(line: &str) -> Option<String> {
 }
 
 fn filter(level: &str) -> Result<EnvFilter, Error> {
-    // A library's message about a new connection is logged elsewhere. Settings that name the library count more.
-    EnvFilter::try_new(format!("async_nats=off,deadpool=error,lapin=off,{level}"))
+    // A library's message about a new connection is logged elsewhere, and h2 warns once for each connection that misbehaves: they are
+    // counted, and clients could fill the log with them. Settings that name the library count more.
+    EnvFilter::try_new(format!("async_nats=off,deadpool=error,h2=error,lapin=off,{level}"))
         .map_err(|source| Error::Level { level: level.to_owned(), source })
 }
 

@@ -15,7 +15,7 @@ const JSON: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent
 const ACCEPT: &str = "mode = \"accept\"\n";
 
 /// Redis may lose what it has accepted: the configuration refuses it there (`tests/config-errors/accepting.toml`).
-fn is_refused_here() -> bool {
+pub fn is_refused_here() -> bool {
     store::kind() == "redis"
 }
 

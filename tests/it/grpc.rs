@@ -3,6 +3,11 @@
 //! What gRPC says in headers and trailers is the same over every version of HTTP: these tests say it over HTTP/1.1, byte
 //! for byte.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::accept::is_refused_here;
 use crate::support::wire::values;
 use crate::support::{Gate, Plan, Reply, Request, Response, Signal, Upstream, eventually};
 
@@ -192,6 +197,71 @@ fn an_upstream_that_is_away_is_told_with_a_time_to_come_back() {
     expect_told(&call("k-1").send(&gate), "14", "upstream-unreachable", Some("1000"));
     let passed = Request::post("/x").header("Content-Type", "application/grpc").body(MESSAGE).send(&gate);
     assert_eq!((passed.status, passed.get("grpc-status").as_deref()), (200, Some("14")), "{}", passed.show());
+}
+
+/// gRPC knows no 202: a client would take it for a failure of which it does not know whether it ran.
+#[test]
+fn a_call_that_is_accepted_is_to_be_tried_again_until_it_has_its_answer() {
+    if is_refused_here() {
+        return;
+    }
+    let signal = Signal::new();
+    let opens = signal.clone();
+    let (upstream, plan) = serving(move || answer("grpc-status: 0\r\n").hold_until(&opens));
+    let gate = plan.defaults("mode = \"accept\"\n").start();
+    for _ in 0..2 {
+        let told = call("kept").send(&gate);
+        expect_told(&told, "14", "accepted", None);
+        assert!(told.get("location").unwrap().starts_with("/.well-known/oncegate/requests/"), "{}", told.show());
+    }
+    signal.open();
+    gate.wait_for_state("kept", "completed");
+    let replayed = call("kept").send(&gate);
+    replayed.expect(200, "replayed");
+    assert_eq!(values(&replayed.body.trailers, "grpc-status"), [b"0"]);
+    assert_eq!(upstream.runs_of("kept"), 1);
+}
+
+/// Nor does a client wait for an answer elsewhere that prefers it.
+#[test]
+fn a_call_that_prefers_to_be_accepted_is_answered() {
+    if is_refused_here() {
+        return;
+    }
+    let (upstream, plan) = serving(|| answer("grpc-status: 0\r\n"));
+    let gate = plan.defaults("async = \"allow\"\n").start();
+    call("k").header("Prefer", "respond-async").send(&gate).expect(200, "executed");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn a_call_is_completed_with_what_its_client_can_read() {
+    let (_upstream, plan) = serving(|| Reply::nothing().close());
+    let gate = plan.start();
+    let resolve = |key: &str, headers: Value, body: &[u8]| {
+        call(key).send(&gate);
+        let id = gate.records(&format!("key={key}"))[0]["id"].as_str().unwrap().to_owned();
+        let answer =
+            json!({"action": "complete", "status": 200, "headers": headers, "body_base64": STANDARD.encode(body)});
+        gate.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&answer))
+    };
+    for headers in
+        [json!([]), json!([["grpc-status", "x"]]), json!([["grpc-status", "0"], ["content-type", "text/plain"]])]
+    {
+        let refused = resolve("k", headers, MESSAGE);
+        assert!(refused.status == 400 && refused.text().contains("gRPC call"), "{}", refused.show());
+    }
+    assert_eq!(resolve("k", json!([["grpc-status", "0"], ["x-a", "b"]]), MESSAGE).status, 204);
+    let replayed = call("k").send(&gate);
+    replayed.expect(200, "replayed");
+    assert_eq!(
+        (replayed.get("content-type").as_deref(), replayed.get("x-a").as_deref()),
+        (Some("application/grpc"), Some("b"))
+    );
+    assert_eq!((&*replayed.body.bytes, replayed.get("grpc-status")), (MESSAGE, None));
+    assert_eq!(values(&replayed.body.trailers, "grpc-status"), [b"0"]);
+    assert_eq!(resolve("trailers", json!([["grpc-status", "9"]]), b"").status, 204);
+    assert_eq!(call("trailers").send(&gate).get("grpc-status").as_deref(), Some("9"));
 }
 
 #[test]

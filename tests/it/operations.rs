@@ -35,6 +35,23 @@ fn a_filter_that_makes_no_sense_is_a_wrong_command_line() {
     }
 }
 
+/// A gate ends its part of a long change after fifteen seconds.
+#[test]
+fn a_change_of_many_parts_says_how_far_it_is() {
+    let admin = Upstream::start(|request| {
+        Reply::ok(match request.body.bytes.windows(7).any(|bytes| bytes == b"\"after\"") {
+            _ if request.start_line().starts_with("GET /livez ") => r#"{"status": "live"}"#,
+            false => r#"{"matched": 7, "done": 5, "failed": 0, "ids": [], "next": "5"}"#,
+            true => r#"{"matched": 2, "done": 1, "failed": 0, "ids": []}"#,
+        })
+    });
+    let url = admin.url();
+    let (status, out, error) =
+        oncegate(&["records", "purge", "--route", "pay", "--reason", "x", "--yes", "--admin", &url]);
+    let left = "6 records removed\n3 records left alone: changed by others meanwhile\n";
+    assert_eq!((status, &*out, &*error), (0, left, "oncegate: 5 records removed so far; going on\n"));
+}
+
 #[test]
 fn health_is_one_line_and_an_exit_status() {
     let upstream = Upstream::start(|_| Reply::ok("x"));

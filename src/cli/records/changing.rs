@@ -211,7 +211,9 @@ impl Change {
                 trial.extend([("filter".to_owned(), json!({ "id": id })), ("dry_run".to_owned(), true.into())]);
                 let tried = client.send(Method::POST, "/api/v1/records/resolve", Some(&Value::Object(trial))).await?;
                 if tried["unreadable"].as_u64().is_some_and(|count| count > 0) {
-                    bail!("this gate cannot read the record: `oncegate records show` says why");
+                    bail!(
+                        "this gate cannot read the record, or it is of a gRPC call and the answer has no `grpc-status`"
+                    );
                 }
             }
             writeln!(out, "1 record would be {}; nothing was changed:", self.done)?;
@@ -348,6 +350,8 @@ impl Change {
                 Some(next) => body.insert("after".to_owned(), next.into()),
                 None => break,
             };
+            let (count, done) = if is_dry_run { (counts.matched, "found") } else { (counts.done, self.done) };
+            complain(&format!("oncegate: {} {done} so far; going on", self.counted(count)));
         }
         if counts.matched == 0 {
             note_unknown_route(client, args.filter.route.as_deref()).await;
@@ -456,7 +460,7 @@ fn say_in_flight(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
 /// Says what a completion leaves alone.
 fn say_unreadable(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     if count > 0 {
-        let what = "left alone, as this gate cannot read them: `oncegate records show` says why";
+        let what = "left alone, as no client could read the answer here: `oncegate records show` says why";
         writeln!(out, "{} {what}", records(count))?;
     }
     Ok(())

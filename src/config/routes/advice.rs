@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::header::COOKIE;
 use http::{HeaderName, Method};
 
-use super::super::declare::Keys as _;
+use super::super::declare::Keys;
 use super::super::node::Table;
 use super::super::suggest::nearest;
 use super::super::units::show_duration;
@@ -250,9 +250,10 @@ pub(super) fn on_calls(table: &Table<'_>, route: &str, policy: &Policy) {
 /// Keys of `deliver` that messages do not keep to.
 const OF_ACCEPTED: [&str; 4] = ["timeout", "concurrency", "rate", "order"];
 
-/// Says which keys of a route's own do nothing, because of its `mode`. A key of `[defaults]` may serve other routes. Messages of
-/// consumers keep to `deliver` where a route accepts no requests.
-pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy, has_consumers: bool) {
+/// Says which keys of a route's own do nothing, because of its `mode`. A key of `[defaults]` may serve other routes, and one with the
+/// value that it has anyway, as `config print` writes it, asks for nothing. Messages of consumers keep to `deliver` where a route
+/// accepts no requests.
+pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy, base: &Policy, has_consumers: bool) {
     let passing = || Policy::KEYS.iter().map(|key| key.name).filter(|name| !PASSING.contains(name)).collect();
     let (idle, why) = match policy.mode {
         Mode::Pass => (passing(), "forwards its requests unprotected"),
@@ -267,16 +268,23 @@ pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy, has_
     if policy.mode == Mode::Accept && key.get("required").is_some() && !policy.key.required {
         key.advise("required", format!("`key.required` has no effect: route `{route}` {why}, and each needs a key"));
     }
-    for key in idle.into_iter().filter(|key| table.get(key).is_some()) {
+    for key in idle.into_iter().filter(|key| table.get(key).is_some() && is_changed(key, policy, base)) {
         table.advise(key, format!("`{key}` has no effect: route `{route}` {why}"));
     }
     if policy.mode == Mode::Protect && !policy.accepts() && has_consumers && table.get("deliver").is_some() {
         let deliver = table.table("deliver", Deliver::SECTION);
-        for key in OF_ACCEPTED.into_iter().filter(|key| deliver.get(key).is_some()) {
+        let is_changed = |key: &&str| is_changed(key, &policy.deliver, &base.deliver);
+        for key in OF_ACCEPTED.into_iter().filter(|key| deliver.get(key).is_some()).filter(is_changed) {
             let why = "accepts no requests, and messages do not keep to it";
             deliver.advise(key, format!("`deliver.{key}` has no effect: route `{route}` {why}"));
         }
     }
+}
+
+/// Whether a key has another value than it would have by itself.
+fn is_changed<K: Keys>(key: &str, now: &K, base: &K) -> bool {
+    let value = |keys: &K| keys.print().into_iter().find(|(name, _)| *name == key).map(|(_, value)| value.to_string());
+    value(now) != value(base)
 }
 
 /// Advises against what cannot do what it says.

@@ -161,6 +161,18 @@ fn keys_that_do_nothing_in_the_mode_of_their_route_are_advised_against() {
         [line("deliver.rate", not_kept), line("deliver.timeout", not_kept)]
     );
     assert_eq!(idle(&format!("async = \"allow\"\n{most}\n{consumer}")), Vec::<String>::new());
+    // What a key says anyway may stand there: `config print` writes all of them.
+    for keys in
+        ["mode = \"protect\"\ndeliver.timeout = \"30s\"", "mode = \"pass\"\nttl = \"24h\"\nkey.required = false"]
+    {
+        assert_eq!(idle(keys), Vec::<String>::new(), "{keys}");
+    }
+    for mode in ["accept", "observe", "pass", "protect"] {
+        let route = format!("[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nmode = \"{mode}\"\n");
+        let printed = load_text("gate.toml".into(), &format!("{store}{APP}{route}")).unwrap().effective.to_string();
+        let idle = advice(&printed).into_iter().filter(|advice| advice.message.contains("no effect"));
+        assert_eq!(idle.map(|advice| advice.to_string()).collect::<Vec<_>>(), Vec::<String>::new(), "{printed}");
+    }
     // What stands in [defaults] may be for other routes.
     let defaults = "[defaults]\nttl = \"7d\"\n[[routes]]\nname = \"r\"\npath = \"/{*rest}\"\nmode = \"pass\"\n";
     assert_eq!(advised(&format!("{APP}{defaults}"), "ttl"), Vec::<String>::new());

@@ -314,7 +314,8 @@ async fn send(
     });
     let party = || request.party();
     let memory = Account::new(request.head.memory(&request.gate.shared.usage), Some(&party));
-    let captured = capture(body, version, request.policy().max_response_body, memory, tee_handle).await;
+    let captured =
+        capture(body, (version, answer.status), request.policy().max_response_body, memory, tee_handle).await;
     match captured {
         Ok(Captured::Whole { body, trailers, record }) => {
             let trailers = trailers.filter(|_| recipient.client.is_some() || trailers_may_follow(request, &answer));

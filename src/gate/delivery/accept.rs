@@ -22,13 +22,14 @@ use crate::gate::{Gate, RouteState};
 use crate::http::body::Body;
 use crate::http::forwarding::{TRACEPARENT, TRACESTATE, continue_or_start_trace};
 use crate::http::prefer;
-use crate::http::problem::{Problem, set_date, whole_seconds};
+use crate::http::problem::{Problem, Pushback, end_call, set_date, whole_seconds};
 use crate::http::request_body::{Buffered, IN_MEMORY};
 use crate::http::usage::{Account, Usage};
 use crate::idempotency::codec::{self, AcceptedRequest, Details};
 use crate::idempotency::decide::{Decision, difference};
 use crate::idempotency::delivery::{Async, met_by_delivery};
 use crate::idempotency::fingerprint::Fingerprint;
+use crate::idempotency::grpc::Status;
 use crate::idempotency::identity::RecordIdHasher;
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::{Record, RecordId, Timestamp};
@@ -71,7 +72,9 @@ impl ProtectedRequest {
     /// is to run now.
     pub(in crate::gate) async fn accepted(&self) -> Option<Reply> {
         let policy = self.policy();
-        let prefers = || policy.r#async == Async::Allow && prefer::respond_async(&self.head.headers);
+        // A call has no way to be answered later: there the preference is ignored (RFC 7240, section 2).
+        let prefers =
+            || policy.r#async == Async::Allow && prefer::respond_async(&self.head.headers) && !self.head.is_call();
         if policy.mode == Mode::Accept || prefers() {
             return self.accept().await;
         }
@@ -310,6 +313,9 @@ impl ProtectedRequest {
         if let Ok(location) = HeaderValue::try_from(location) {
             headers.insert(LOCATION, location);
         }
+        if self.head.is_call() {
+            end_call_accepted(&mut response, state, wait);
+        }
         self.gate.keyed(Reply::new(Outcome::Accepted, response))
     }
 
@@ -317,6 +323,18 @@ impl ProtectedRequest {
         tracing::debug!(%error, record = %self.id, route = &*self.state.name, "a request was not accepted");
         unkept()
     }
+}
+
+/// A 202 as the answer to a gRPC call, which has none: its client tries again until it gets the answer.
+fn end_call_accepted(response: &mut Response<Body>, state: &str, wait: Duration) {
+    let (status, message, pushback) = match state {
+        DEAD => (Status::Unknown, "accepted: the gate has given up delivering this call", Pushback::Stop),
+        _ => {
+            let message = "accepted: the call is delivered later; a retry with the same key gets its answer";
+            (Status::Unavailable, message, Pushback::After(wait))
+        }
+    };
+    end_call(response, status, message, Some(pushback));
 }
 
 /// What is accepted is restored for its delivery, as a client would send it again.

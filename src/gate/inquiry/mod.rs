@@ -144,7 +144,8 @@ impl<'a> Question<'a> {
         let version = parts.version;
         let control = Control::read(&parts.headers);
         let answer = head_of_answer(parts, &self.gate.added)?;
-        match capture(body, version, MAX_ANSWER, (&self.gate.shared.usage.memory).into(), None).await {
+        let kind = (version, answer.status);
+        match capture(body, kind, MAX_ANSWER, (&self.gate.shared.usage.memory).into(), None).await {
             Ok(Captured::Whole { body, trailers, .. }) => {
                 connection.return_to_pool();
                 Ok(Inquired { answer: whole_answer(answer, body, trailers.as_ref()), control })

@@ -13,26 +13,40 @@ impl Problem {
     /// Turns the response into one to a gRPC call: status 200 without a body, and the call's status in the headers, which
     /// gRPC calls *Trailers-Only*. Headers that gRPC does not define stay.
     pub fn to_grpc<B: Default>(&self, response: &mut Response<B>) {
-        *response.status_mut() = StatusCode::OK;
-        *response.body_mut() = B::default();
-        let headers = response.headers_mut();
-        headers.remove(CONTENT_LANGUAGE);
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        headers.insert(STATUS, HeaderValue::from(u16::from(status(self.code).number())));
-        headers.insert(MESSAGE, grpc::message(&format!("{}: {}", self.code.as_str(), self.detail)));
-        if let Some(pushback) = pushback(self) {
-            headers.insert(PUSHBACK, pushback);
-        }
+        let message = format!("{}: {}", self.code.as_str(), self.detail);
+        let pushback = match self.code.retryable() {
+            true => self.retry_after.map(Pushback::After),
+            false => Some(Pushback::Stop),
+        };
+        end_call(response, status(self.code), &message, pushback);
     }
 }
 
-/// The retry pushback for clients that retry automatically: a delay, or -1 to stop.
-fn pushback(problem: &Problem) -> Option<HeaderValue> {
-    if !problem.code.retryable() {
-        return Some(HeaderValue::from_static("-1"));
-    }
+/// When a client that retries by itself is to do so.
+pub enum Pushback {
+    /// After this time.
+    After(Duration),
+    /// Not at all.
+    Stop,
+}
+
+/// Makes a response the end of a call, without a message and without a body (trailers-only). Its other headers stay.
+pub fn end_call<B: Default>(response: &mut Response<B>, status: Status, message: &str, pushback: Option<Pushback>) {
+    *response.status_mut() = StatusCode::OK;
+    *response.body_mut() = B::default();
+    let headers = response.headers_mut();
+    headers.remove(CONTENT_LANGUAGE);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(STATUS, HeaderValue::from(u16::from(status.number())));
+    headers.insert(MESSAGE, grpc::message(message));
     let millis = |wait: Duration| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1);
-    problem.retry_after.map(|wait| HeaderValue::from(millis(wait)))
+    let pushback = pushback.map(|pushback| match pushback {
+        Pushback::After(wait) => HeaderValue::from(millis(wait)),
+        Pushback::Stop => HeaderValue::from_static("-1"),
+    });
+    if let Some(pushback) = pushback {
+        headers.insert(PUSHBACK, pushback);
+    }
 }
 
 /// The gRPC status of a problem.
@@ -106,7 +120,9 @@ credentials-unverifiable 401 UNAUTHENTICATED -1
         for outcome in Outcome::ALL {
             let Outcome::Problem(code) = outcome else { continue };
             let problem = Problem::new(code, "x").retry_after(Duration::from_millis(1500));
-            let wait = pushback(&problem).unwrap();
+            let mut response = Response::new(Vec::<u8>::new());
+            problem.to_grpc(&mut response);
+            let wait = &response.headers()[&PUSHBACK];
             let (http, call) = (code.status().as_u16(), status(code).name());
             table.push_str(&format!("{} {http} {call} {}\n", code.as_str(), wait.to_str().unwrap()));
         }
@@ -125,7 +141,8 @@ credentials-unverifiable 401 UNAUTHENTICATED -1
         assert_eq!(values, ["application/grpc", "14", "in-flight: 100 %25 l%C3%A0", "1500", "2", link]);
         assert!(!response.headers().contains_key("content-language"));
         assert!(response.body().is_empty());
-        let without_wait = Problem::new(Code::Overloaded, "x");
-        assert_eq!(pushback(&without_wait), None);
+        let mut response = Response::new(Vec::<u8>::new());
+        Problem::new(Code::Overloaded, "x").to_grpc(&mut response);
+        assert!(!response.headers().contains_key(&PUSHBACK));
     }
 }

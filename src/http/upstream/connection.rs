@@ -1,12 +1,14 @@
 //! One connection to an upstream.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use http::header::{AUTHORIZATION, COOKIE, HeaderName};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body::Body as _;
+use http_body::{Body as HttpBody, Frame};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::ext::on_informational;
@@ -20,6 +22,7 @@ use super::http2::ReservedStream;
 use super::io::{HeadFilter, MAX_HEAD, SocketState};
 use super::pool::Turn;
 use super::{Io, NotSent, Reuse, Sharing, Upstream};
+use crate::http::answer::may_have_content;
 use crate::http::body::{self, Body, Observer};
 use crate::http::headers::announces_body;
 use crate::http::http1::Interim;
@@ -235,15 +238,19 @@ impl PooledConnection {
         self.return_idle_since(answered);
     }
 
-    /// Sends the answer on as it arrives. When it has ended well, the connection returns to the pool.
+    /// Sends the answer on as it arrives; where its `status` has no content, without data. When it has ended well, the connection returns to
+    /// the pool.
     #[must_use]
-    pub fn relay(self, incoming: Incoming) -> Body {
+    pub fn relay(self, status: StatusCode, incoming: Incoming) -> Body {
         // A body that has ended is not polled again.
         if incoming.is_end_stream() {
             self.return_to_pool();
             return Body::empty();
         }
-        Body::relay(incoming, ReturnAtEnd(Some(self)))
+        match may_have_content(status) {
+            true => Body::relay(incoming, ReturnAtEnd(Some(self))),
+            false => Body::relay(WithoutData(incoming), ReturnAtEnd(Some(self))),
+        }
     }
 
     /// Detaches the connection for another protocol.
@@ -275,6 +282,30 @@ impl PooledConnection {
                 put_idle(&upstream, connection);
             }
         });
+    }
+}
+
+/// The trailers of a body.
+struct WithoutData(Incoming);
+
+impl HttpBody for WithoutData {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        loop {
+            match ready!(Pin::new(&mut self.0).poll_frame(context)) {
+                Some(Ok(frame)) if frame.is_data() => {}
+                other => return Poll::Ready(other),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
     }
 }
 

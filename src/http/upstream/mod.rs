@@ -22,7 +22,7 @@ mod tls;
 mod tls_records;
 mod turn_queue;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -62,9 +62,6 @@ const PROTECTED_IDLE: Duration = Duration::from_secs(1);
 
 /// How often an unprotected request is retried that the upstream refused unprocessed.
 const MAX_RETRIES: u32 = 3;
-
-/// The minimum interval between warnings that an upstream is unreachable.
-const WARN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Which idle connections may carry a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,8 +105,10 @@ struct Inner {
     dial: Option<Arc<dyn Dial>>,
     endpoints: Endpoints,
     usage: Arc<Usage>,
-    /// When the last warning that it is unreachable was logged.
-    last_warned: Mutex<Option<Instant>>,
+    /// Limits the lines on requests that could not be sent.
+    unreachable_log: LogThrottle,
+    /// Limits the lines on exchanges that broke off before their clients had a part of the answer.
+    broken_log: LogThrottle,
     /// Limits the lines on answers that it broke off.
     broken_answers: LogThrottle,
     /// The limit on its connections, idle ones included.
@@ -148,7 +147,8 @@ impl Upstream {
             dial,
             endpoints,
             usage,
-            last_warned: Mutex::default(),
+            unreachable_log: LogThrottle::default(),
+            broken_log: LogThrottle::default(),
             broken_answers: LogThrottle::default(),
             pool_limit,
             turns,
@@ -176,14 +176,14 @@ impl Upstream {
         self.0.settings.places.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether to log now that it is unreachable: once a second at most.
-    pub(crate) fn should_warn(&self) -> bool {
-        let mut last_warned = self.0.last_warned.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = last_warned.is_none_or(|last_warned| last_warned.elapsed() >= WARN_INTERVAL);
-        if is_due {
-            *last_warned = Some(Instant::now());
-        }
-        is_due
+    /// Limits the lines on requests that could not be sent.
+    pub(crate) fn unreachable_log(&self) -> &LogThrottle {
+        &self.0.unreachable_log
+    }
+
+    /// Limits the lines on exchanges that broke off before their clients had a part of the answer.
+    pub(crate) fn broken_log(&self) -> &LogThrottle {
+        &self.0.broken_log
     }
 
     /// Whether an upgrade can be asked of it: HTTP/2 has none.

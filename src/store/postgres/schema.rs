@@ -195,6 +195,8 @@ async fn missing(client: &Client) -> Result<Vec<Migration>, OpenError> {
 
 /// Whether this program can work on the schema.
 pub(super) async fn check(client: &Client) -> Result<(), OpenError> {
+    // First: a user who may read the versions and no more would meet one refusal after another.
+    may_use(client).await?;
     let (found, compatible_with) = versions(client).await?;
     if found < NEEDED {
         return Err(OpenError::Older { found, needed: NEEDED });
@@ -202,7 +204,7 @@ pub(super) async fn check(client: &Client) -> Result<(), OpenError> {
     if compatible_with > NEEDED {
         return Err(OpenError::Newer { found, compatible_with, known: NEEDED });
     }
-    fitting(client).await
+    isolates(client).await
 }
 
 /// The store's identity, the secret of its gates, and its time.
@@ -221,24 +223,31 @@ pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
     }
 }
 
-/// Whether this user's transactions are as the gate's must be, and may do with the tables what it does: what is rare
-/// would fail late.
-async fn fitting(client: &Client) -> Result<(), OpenError> {
-    let question = "SELECT current_setting('transaction_isolation'), string_agg(t || ': ' || p, ', ')
+/// Whether this user may do with the tables what the gate does: what is rare would fail late. Of a former schema some are missing.
+async fn may_use(client: &Client) -> Result<(), OpenError> {
+    let question = "SELECT string_agg(t || ': ' || p, ', ' ORDER BY t, p)
         FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity', 'audit', 'delivery', 'paused']) t,
-              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p UNION ALL SELECT unnest(ARRAY['store', 'layout']), 'SELECT'
+              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
+              UNION ALL SELECT unnest(ARRAY['store', 'layout', 'migration']), 'SELECT'
               UNION ALL SELECT 'rules_period', unnest(ARRAY['SELECT', 'INSERT', 'UPDATE'])) needed
-        WHERE NOT has_table_privilege('oncegate.' || t, p)";
+        WHERE NOT has_table_privilege(to_regclass('oncegate.' || t), p)";
+    let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;
+    match row.get::<_, Option<String>>(0) {
+        Some(missing) => Err(OpenError::Denied(format!("rights are missing on the tables of the schema ({missing})"))),
+        None => Ok(()),
+    }
+}
+
+/// Whether this user's transactions are as the gate's must be.
+async fn isolates(client: &Client) -> Result<(), OpenError> {
+    let question = "SELECT current_setting('transaction_isolation')";
     let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;
     let isolation: String = row.get(0);
     // PostgreSQL takes the second for the first.
     if !["read committed", "read uncommitted"].contains(&&*isolation) {
         return Err(OpenError::Isolation(isolation));
     }
-    match row.get::<_, Option<String>>(1) {
-        Some(missing) => Err(OpenError::Denied(format!("rights are missing on the tables of the schema ({missing})"))),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// The latest migration that was applied, and the oldest program that can work on what it left.

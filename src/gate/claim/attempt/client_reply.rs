@@ -100,7 +100,8 @@ pub(super) async fn relay_released(
 }
 
 fn warn_of_cut(request: &ProtectedRequest) {
-    tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle");
+    let (id, route, upstream) = (request.head.id, &*request.state.name, &*request.upstream().settings().name);
+    tracing::warn!(request = %id, record = %request.id, route, upstream, "a large answer was cut off in the middle");
 }
 
 /// What a client must not do while the outcome of its request is unknown.
