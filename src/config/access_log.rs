@@ -22,6 +22,11 @@ pub(super) fn read(root: &Table<'_>) -> Option<Settings> {
     let table = root.table("access_log", AccessLog::SECTION);
     let log = AccessLog::read(&table, AccessLog::default());
     if let Some(Target::File(path)) = &log.path
+        && path.is_dir()
+    {
+        table.advise("path", format!("{} is a directory here: a start fails where it is no file", path.display()));
+    }
+    if let Some(Target::File(path)) = &log.path
         && let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty())
         && !directory.is_dir()
     {

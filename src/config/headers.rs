@@ -17,15 +17,20 @@ use crate::idempotency::scope::ScopePart;
 use crate::route::{Route, Router};
 
 /// Headers of a request that mean something else already, to the gate or to whoever reads the request.
-const TAKEN_OF_REQUESTS: &str = "authorization connection content-encoding content-length content-type cookie expect forwarded \
-    host http2-settings idempotency-control idempotency-key keep-alive proxy-authorization proxy-connection te traceparent \
-    tracestate trailer transfer-encoding upgrade via x-api-key x-forwarded-for x-forwarded-host x-forwarded-proto";
+const TAKEN_OF_REQUESTS: &str = "accept accept-encoding accept-language access-control-request-headers access-control-request-method \
+    authorization cache-control connection content-encoding content-language content-length content-type cookie date expect \
+    forwarded host http2-settings idempotency-control idempotency-key if-match if-modified-since if-none-match if-range \
+    if-unmodified-since keep-alive max-forwards origin prefer proxy-authorization proxy-connection range referer te traceparent \
+    tracestate trailer transfer-encoding upgrade user-agent via x-api-key x-forwarded-for x-forwarded-host x-forwarded-proto";
 
-/// Headers that mean something else already: they frame a message, are dropped on the way, or are set by the gate for
-/// other reasons.
-const TAKEN: &str = "connection content-language content-length content-type date host idempotency-attempt idempotency-control \
-    idempotency-key keep-alive link location proxy-authenticate proxy-connection retry-after set-cookie te \
-    trailer transfer-encoding upgrade via";
+/// Headers that mean something else already: they frame a message, are dropped on the way, say something of the answer to clients,
+/// browsers and caches, or are set by the gate for other reasons.
+const TAKEN: &str = "accept-ranges access-control-allow-credentials access-control-allow-headers access-control-allow-methods \
+    access-control-allow-origin access-control-expose-headers access-control-max-age age allow alt-svc cache-control connection \
+    content-disposition content-encoding content-language content-length content-location content-range content-security-policy \
+    content-type date etag expires host idempotency-attempt idempotency-control idempotency-key keep-alive last-modified link \
+    location preference-applied proxy-authenticate proxy-connection ratelimit ratelimit-policy retry-after server set-cookie \
+    strict-transport-security te trailer transfer-encoding upgrade vary via www-authenticate";
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
@@ -90,6 +95,8 @@ pub(super) fn check(root: &Table<'_>, own: &OwnHeaders, router: &Router, token: 
         let Some(name) = name else { continue };
         let is_key =
             |route: &&Arc<Route>| route.policy.key.from.iter().flat_map(KeySource::headers).any(|other| other == name);
+        // Its value is the key, and goes on there.
+        let is_whole_key = |route: &&Arc<Route>| route.policy.key.from.contains(&KeySource::Header(name.clone()));
         let is_scope = |route: &&Arc<Route>| route.policy.scope.contains(&ScopePart::Header(name.clone()));
         let is_compared = |route: &&Arc<Route>| route.policy.fingerprint.headers.contains(name);
         let is_time = |route: &&Arc<Route>| route.policy.request_time.as_ref().is_some_and(|time| time.from == *name);
@@ -100,8 +107,7 @@ pub(super) fn check(root: &Table<'_>, own: &OwnHeaders, router: &Router, token: 
                 route.name
             );
             table.report(key, Wrong::new(message).hint("choose another name, or remove it"));
-        // The key that is read from there goes on there.
-        } else if let Some(route) = routes().find(is_key).filter(|_| key == "attempt") {
+        } else if let Some(route) = routes().filter(is_key).find(|route| key == "attempt" || !is_whole_key(route)) {
             report(key, reads("its key", &route.name));
         } else if let Some(route) = routes().find(is_scope) {
             report(key, reads("a part of its scope", &route.name));

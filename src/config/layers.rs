@@ -23,6 +23,8 @@ pub struct Sources {
     /// The environment. Of variables that do not start with `ONCEGATE_`, only
     /// `PGPASSWORD` matters.
     pub environment: Vec<(String, String)>,
+    /// The variables that are not in `environment`, since they are not UTF-8.
+    pub not_utf8: Vec<String>,
     /// The flags.
     pub flags: Flags,
 }
@@ -44,9 +46,15 @@ impl Sources {
     /// Takes the environment of this process.
     #[must_use]
     pub fn of_process(file: Option<PathBuf>, flags: Flags) -> Self {
-        let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
-        let environment = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
-        Self { file, environment: environment.collect(), flags }
+        let mut sources = Self { file, flags, ..Self::default() };
+        for (name, value) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            match value.into_string() {
+                Ok(value) => sources.environment.push((name, value)),
+                Err(_) => sources.not_utf8.push(name),
+            }
+        }
+        sources
     }
 }
 
@@ -89,7 +97,8 @@ pub(super) fn only(file: PathBuf, text: &str) -> Result<Context, Problems> {
 fn layered(parsed: Parsed, sources: Sources) -> Context {
     let Parsed { mut values, lines } = parsed;
     name_urls(&mut values);
-    let mut problems = Vec::new();
+    let is_read = |name: &&String| *name == PASSWORD || purpose(name, "") == Some(Purpose::Setting);
+    let mut problems: Vec<Problem> = sources.not_utf8.iter().filter(is_read).map(|name| not_utf8(name)).collect();
     let (environment, variables) = environment(&sources.environment, &values, &mut problems);
     let advice = sources.environment.iter().filter_map(|(name, value)| on_ignored(name, value)).collect();
     let figment = Figment::from(Provided(Layer::File, values)).merge(Provided(Layer::Environment, environment));
@@ -106,6 +115,16 @@ fn layered(parsed: Parsed, sources: Sources) -> Context {
         problems: RefCell::new(problems),
         advice: RefCell::new(advice),
         printed: RefCell::default(),
+    }
+}
+
+/// A value that was read all the same would be another one.
+fn not_utf8(name: &str) -> Problem {
+    Problem {
+        place: Place::Environment(name.to_owned()),
+        key: String::new(),
+        message: "its value is not UTF-8".to_owned(),
+        hint: Some("set it in UTF-8, or set the key in the file".to_owned()),
     }
 }
 

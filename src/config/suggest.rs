@@ -3,10 +3,13 @@
 /// The candidate that `word` is most likely a slip of, if one is near enough; or the only one that begins with it.
 pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
-    let limit = (word.chars().count() / 3).clamp(1, 3);
+    let length = word.chars().count();
+    // Of one letter any other would be as near.
+    let limit = (length / 3).clamp(usize::from(length > 1), 3);
     let candidates: Vec<&str> = candidates.into_iter().collect();
     let near = candidates
         .iter()
+        .filter(|candidate| candidate.chars().count().abs_diff(length) <= limit)
         .map(|candidate| (distance(&word, &candidate.to_lowercase()), *candidate))
         .filter(|&(distance, _)| distance <= limit)
         .min_by_key(|&(distance, _)| distance);
@@ -61,6 +64,7 @@ mod tests {
             ("drain", Some("drain_timeout")),
             ("metho", Some("methods")),
             ("secret", None),
+            ("x", None),
         ] {
             assert_eq!(nearest(slip, keys), meant, "{slip}");
         }

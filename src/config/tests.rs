@@ -367,7 +367,7 @@ fn secrets_are_read_and_not_shown() {
 #[test]
 fn what_is_printed_gives_the_same_settings() {
     for file in ["config/examples/sidecar.toml", "config/examples/gateway.toml"] {
-        let sources = Sources { file: Some(file.into()), flags: Flags::default(), environment: Vec::new() };
+        let sources = Sources { file: Some(file.into()), ..Sources::default() };
         let printed = load(sources).unwrap().effective.to_string();
         assert_eq!(Case::new(&printed).load().effective.to_string(), printed, "{file}");
     }

@@ -13,9 +13,11 @@ use super::socket::drain_input;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::outcome::Code;
 
-/// How many connections are answered at a time. Further ones are closed at once, so that refused connections are
-/// bounded too.
-const MAX_CONCURRENT: usize = 64;
+/// How many connections are answered at a time: a quarter of `max_connections`, since they are open files too, from 8 to 64. Further ones
+/// are closed at once.
+const OF_CONNECTIONS: u64 = 4;
+const MIN_CONCURRENT: u64 = 8;
+const MAX_CONCURRENT: u64 = 64;
 
 /// How long to wait for the first bytes of a client.
 const READ_TIMEOUT: Duration = Duration::from_millis(500);
@@ -34,10 +36,12 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    pub(super) fn new() -> Self {
+    /// For a listener with so many connections.
+    pub(super) fn new(max_connections: u64) -> Self {
+        let most = (max_connections / OF_CONNECTIONS).clamp(MIN_CONCURRENT, MAX_CONCURRENT);
         let response = |code, detail: &str| Problem::new(code, detail).retry_after(RETRY_AFTER).into_http1_bytes();
         Self {
-            permits: Arc::new(Semaphore::new(MAX_CONCURRENT)),
+            permits: Arc::new(Semaphore::new(most as usize)),
             all: response(Code::Overloaded, "too many connections; nothing was sent"),
             of_address: response(Code::QuotaExceeded, "too many connections from this address; nothing was sent"),
         }
@@ -76,9 +80,11 @@ mod tests {
     use super::*;
     use tokio::io::duplex;
 
+    const MANY: u64 = 12_000;
+
     #[tokio::test(start_paused = true)]
     async fn a_silent_client_is_answered_after_the_read_timeout() {
-        let refusals = Refusals::new();
+        let refusals = Refusals::new(MANY);
         let (mut client, stream) = duplex(1024);
         tokio::spawn(refusals.respond(stream, Limit::MaxConnections).unwrap());
         let mut told = String::new();
@@ -89,17 +95,18 @@ mod tests {
         assert_eq!(told.split("\r\n\r\n").nth(1).unwrap().len().to_string(), length);
         // It stays, and is left.
         tokio::time::sleep(TOTAL_TIMEOUT).await;
-        assert_eq!(refusals.permits.available_permits(), MAX_CONCURRENT);
+        assert_eq!(refusals.permits.available_permits(), MAX_CONCURRENT as usize);
     }
 
     #[tokio::test]
     async fn concurrent_answers_are_limited() {
-        let refusals = Refusals::new();
+        let refusals = Refusals::new(MANY);
+        assert_eq!(Refusals::new(48).permits.available_permits(), 12);
         let streams: Vec<_> = (0..=MAX_CONCURRENT).map(|_| duplex(64)).collect();
         let told = streams.into_iter().filter_map(|(_, stream)| refusals.respond(stream, Limit::MaxConnections));
         let told: Vec<_> = told.collect();
-        assert_eq!(told.len(), MAX_CONCURRENT);
+        assert_eq!(told.len(), MAX_CONCURRENT as usize);
         drop(told);
-        assert_eq!(refusals.permits.available_permits(), MAX_CONCURRENT);
+        assert_eq!(refusals.permits.available_permits(), MAX_CONCURRENT as usize);
     }
 }

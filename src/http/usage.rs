@@ -81,7 +81,7 @@ impl Usage {
                 max: AtomicU64::new(limits.max_connections_per_address),
                 connections: Mutex::default(),
             }),
-            refusals: Refusals::new(),
+            refusals: Refusals::new(limits.max_connections),
             metrics,
             is_fair,
         })

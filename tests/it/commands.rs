@@ -1,5 +1,6 @@
 //! The other commands, as an operator types them.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -117,6 +118,18 @@ fn a_variable_that_is_empty_is_named() {
     let output = command.args(["check"]).env("ONCEGATE_CONFIG", "").output().expect("it runs");
     assert_eq!(output.status.code(), Some(2), "{}", both(&output));
     assert!(both(&output).contains("ONCEGATE_CONFIG is set, and empty"), "{}", both(&output));
+}
+
+/// Read all the same, it would name another store.
+#[test]
+fn a_variable_that_is_not_utf8_is_a_problem() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_oncegate"));
+    let value = std::ffi::OsStr::from_bytes(b"sqlite:/data/x\xff.db");
+    let output = command.args(["check", "--upstream", "http://127.0.0.1:1"]).env("ONCEGATE_STORE__URL", value).output();
+    let output = output.expect("it runs");
+    assert_eq!(output.status.code(), Some(78), "{}", both(&output));
+    let said = "ONCEGATE_STORE__URL: its value is not UTF-8\n";
+    assert!(both(&output).contains(said), "{}", both(&output));
 }
 
 #[test]

@@ -171,6 +171,8 @@ fn rapid_resets_end_the_connection() {
     });
     assert_eq!(end, TOO_MUCH);
     assert_eq!(floods(&gate), 1.0);
+    // Clients could fill the log with the lines of the library.
+    assert!(!gate.log().contains("h2::"), "{}", gate.log());
 }
 
 /// Each request is looked at before it is given up: what the h2 crate counts it does not count as a flood.
@@ -301,7 +303,7 @@ fn heads_that_unfold_are_refused() {
     let upstream = quick();
     let gate = gate(&upstream);
     // Into the table, and from there.
-    let known = [&[0x40][..], &[1, b'x', 127, 0x81, 0x1e], &[b'y'; 4000]].concat();
+    let known = [&[0x40][..], &[1, b'x', 127, 0xa1, 0x1e], &[b'y'; 4000]].concat();
     let bomb = [request("GET", "/bomb", &[]), known, vec![0xBE; 8000]].concat();
     let again = [request("GET", "/bomb", &[]), vec![0xBE; 8000]].concat();
     let first = frame(HEADERS, WHOLE, 1, &bomb);

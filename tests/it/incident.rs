@@ -15,6 +15,27 @@ fn record(gate: &Gate, key: &str) -> Value {
     gate.admin("GET", &format!("/api/v1/records/{id}"), None).json()
 }
 
+/// An upstream that restarts under load is no line for each request.
+#[test]
+fn exchanges_that_break_off_are_logged_once_in_a_while_and_counted() {
+    let upstream = Upstream::start(|_| Reply::nothing().close());
+    let gate = Gate::before(&upstream).start();
+    let post = || {
+        assert_eq!(Request::post("/charges").body("{}").send(&gate).status, 502);
+    };
+    let lines = || -> Vec<Value> {
+        let log = gate.log();
+        let lines = log.lines().filter(|line| line.contains("\"the upstream broke off\""));
+        lines.map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    (0..30).for_each(|_| post());
+    eventually("a line that counts the others", || {
+        post();
+        lines().iter().any(|line| line["others"].as_u64() > Some(20)).then_some(())
+    });
+    assert!(lines().len() < 10, "{:?}", lines());
+}
+
 #[test]
 fn a_problem_leads_to_the_log_and_to_the_record() {
     let upstream = Upstream::start(|_| Reply::nothing());

@@ -7,8 +7,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::config::Resolved;
 use crate::http::spool;
 
-/// The least that is kept for these, where there are so many: about what an idle gate has open.
-const FEWEST_OTHERS: u64 = 48;
+/// What is kept for these at least, where that leaves a quarter: an idle gate has about 40 open.
+const FEWEST_OTHERS: u64 = 64;
 
 /// Files besides the connections that are counted: the store, the admin listener, connections that are being refused,
 /// temporary files of large bodies; and for each core, what its runtime has.
@@ -85,7 +85,7 @@ impl Needs {
         if connections + self.others <= allowed {
             return wanted;
         }
-        let shared = allowed - self.others.min((allowed / 3).max(FEWEST_OTHERS)).min(allowed);
+        let shared = allowed - self.others.min((allowed / 3).max(FEWEST_OTHERS.min(allowed * 3 / 4)));
         (shared.saturating_mul(wanted) / connections.max(1)).clamp(1, wanted.max(1))
     }
 }
@@ -104,11 +104,12 @@ mod tests {
             (8_500, 6_000, 2_000),
             (1_200, 600, 200),
             (300, 150, 50),
+            (128, 48, 16),
             (64, 12, 4),
             (1, 1, 1),
         ] {
             assert_eq!((needs.share(12_000, allowed), needs.share(4_000, allowed)), (clients, upstreams), "{allowed}");
         }
-        assert_eq!(Needs { clients: 10, upstreams: 0, others: 20 }.share(10, 25), 5);
+        assert_eq!(Needs { clients: 10, upstreams: 0, others: 20 }.share(10, 29), 9);
     }
 }

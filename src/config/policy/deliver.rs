@@ -21,11 +21,11 @@ keys! {
         /// is kept for `unknown_ttl`, and `oncegate records retry ID` delivers it again.
         attempts => number(1..=10_000);
         /// The longest pause after the first attempt; it doubles with each attempt, and each pause is any time up to it. A
-        /// Retry-After of the upstream that is longer counts.
+        /// Retry-After of the upstream that is longer counts. At most 24h.
         backoff => time_of(Duration::from_millis(1)..=DAY);
-        /// The longest pause that oncegate chooses itself.
+        /// The longest pause that oncegate chooses itself, at most 24h.
         max_backoff => time_of(Duration::from_millis(1)..=DAY);
-        /// How long an attempt may take; the upstream's own timeout counts where it is shorter.
+        /// How long an attempt may take, at most 24h; the upstream's own timeout counts where it is shorter.
         timeout => time_of(Duration::from_millis(1)..=DAY);
         /// "scope": what callers of one scope sent is delivered one at a time, in the order in which it was accepted. "none":
         /// nothing waits for anything.
@@ -34,7 +34,8 @@ keys! {
         give_up_after => nonzero_time();
         /// How many deliveries of the route each gate has under way at a time.
         concurrency => number(1..=10_000);
-        /// How many deliveries of the route each gate begins, evenly spread: "100/s", "20/m" or "5/h".
+        /// How many deliveries of the route each gate begins, evenly spread: "100/s", "20/m" or "5/h". The number is
+        /// 1000000 at most.
         rate => rate().optional(), Example("\"100/s\"");
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::super::tests::DEFAULT;
-use super::super::{Advice, Flags, Place, Sources, load, load_text};
+use super::super::{Advice, Place, Sources, load, load_text};
 
 const APP: &str = "[upstreams]\napp = \"http://127.0.0.1:3000\"\n";
 
@@ -411,7 +411,7 @@ fn advice_on_what_is_not_in_a_file_names_the_file_or_the_variable() {
     std::fs::write(&file, format!("# The gate.\n{APP}")).unwrap();
     let places = |environment: &[(&str, &str)]| -> Vec<(String, Place)> {
         let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let sources = Sources { file: Some(file.clone()), environment, flags: Flags::default() };
+        let sources = Sources { file: Some(file.clone()), environment, ..Sources::default() };
         load(sources).unwrap().advice.into_iter().map(|advice| (advice.key, advice.place)).collect()
     };
     for (_, place) in places(&[]) {

@@ -15,7 +15,7 @@ pub(super) fn loaded(store: &str, environment: &[(&str, &str)]) -> Result<Resolv
     let file = directory.path().join("gate.toml");
     std::fs::write(&file, format!("[upstreams]\napp = \"http://app\"\n[store]\n{store}\n")).unwrap();
     let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    load(Sources { file: Some(file), environment, flags: Flags::default() })
+    load(Sources { file: Some(file), environment, ..Sources::default() })
 }
 
 #[track_caller]

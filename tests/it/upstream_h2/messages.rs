@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{PROTOCOL, all_are_paid};
-use crate::support::h2::SETTINGS;
+use crate::support::h2::{DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS};
+use crate::support::http2::{self, Http2};
 use crate::support::https::Certificates;
 use crate::support::{Client, Gate, H2, Reply, Request, Service, Signal, Terms, Tls, Upstream, eventually};
 
@@ -63,6 +64,31 @@ fn answers_without_a_body_and_with_trailers_are_kept_as_they_are() {
     }
     let head = Request::new("HEAD", "/head").send(&gate);
     assert_eq!((head.status, head.get("content-length").as_deref()), (200, Some("4")), "{}", head.show());
+}
+
+/// Over HTTP/1.1 such an answer ends at its head. A client that got data on HTTP/2 would reset the stream, at each replay again.
+#[test]
+fn data_of_an_answer_that_has_no_content_are_dropped() {
+    for (status, head, body) in [(204, 0x89, "buffer"), (304, 0x8b, "stream")] {
+        let upstream = H2::start(&[], move |mut conn| {
+            while let Some(stream) = conn.request() {
+                conn.send(HEADERS, END_HEADERS, stream, &[head]);
+                conn.send(DATA, 0, stream, b"da");
+                conn.send(DATA, END_STREAM, stream, b"ta");
+            }
+        });
+        let gate = super::before(&upstream).defaults(&format!("body = \"{body}\"\n")).start();
+        let mut client = Http2::connect(&gate);
+        let passed = client.send(http2::post("http://gate.test/pay").body("10").unwrap());
+        for (answer, word) in
+            [(passed, ""), (client.post("/pay", "k", "10"), "executed"), (client.post("/pay", "k", "10"), "replayed")]
+        {
+            answer.expect(status, word);
+            assert_eq!((answer.get("content-length"), &*answer.body), ("", b"".as_slice()), "{status} {word}");
+        }
+        let replayed = gate.post("/pay", "k", "10");
+        assert_eq!((replayed.status, replayed.text()), (status, String::new()), "{}", replayed.show());
+    }
 }
 
 #[test]
