@@ -1,5 +1,7 @@
 //! The top level, and which keys there are where.
 
+use std::sync::LazyLock;
+
 use super::access_log::AccessLog;
 use super::auth::Auth;
 use super::declare::{Facts, Inner, Key, Section, Shown};
@@ -92,9 +94,13 @@ pub(super) const ROOT: &Section = &Section {
 
 /// The tables that have a key of this name.
 pub(super) fn homes(key: &str) -> impl Iterator<Item = &'static str> {
-    let mut sections = Vec::new();
-    add_sections(ROOT, &mut sections);
-    sections.into_iter().filter(move |section| section.names().any(|known| known == key)).map(|section| section.name)
+    // Looked for once: a key's facts are put together anew each time.
+    static ALL: LazyLock<Vec<&Section>> = LazyLock::new(|| {
+        let mut sections = Vec::new();
+        add_sections(ROOT, &mut sections);
+        sections
+    });
+    ALL.iter().filter(move |section| section.names().any(|known| known == key)).map(|section| section.name)
 }
 
 fn add_sections(section: &'static Section, found: &mut Vec<&'static Section>) {
@@ -144,9 +150,13 @@ pub(super) fn all() -> impl Iterator<Item = (Option<&'static str>, &'static str)
 
 /// The sections of the top level whose keys variables can set.
 fn sections() -> impl Iterator<Item = (&'static str, &'static Section)> {
-    ROOT.keys().filter_map(|key| match (key.facts)().inner {
-        Inner::Table(section) => Some((key.name, section)),
-        Inner::Named(_) => Some((key.name, upstreams::SECTION)),
-        Inner::None | Inner::List(_) | Inner::Entries(_) => None,
-    })
+    static ALL: LazyLock<Vec<(&str, &Section)>> = LazyLock::new(|| {
+        let section = |key: &'static Key| match (key.facts)().inner {
+            Inner::Table(section) => Some((key.name, section)),
+            Inner::Named(_) => Some((key.name, upstreams::SECTION)),
+            Inner::None | Inner::List(_) | Inner::Entries(_) => None,
+        };
+        ROOT.keys().filter_map(section).collect()
+    });
+    ALL.iter().copied()
 }
