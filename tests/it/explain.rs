@@ -114,6 +114,7 @@ fn cases() -> Vec<Case> {
         post("/charges", &[("Host", "named.test"), ("Idempotency-Key", "k-4")], "x"),
         Case { method: "PUT", target: "/charges", headers: &[("Idempotency-Key", "k-5")], body: None },
         post("/charges", &[], "x"),
+        post("/charges", &[("Content-Type", "application/grpc")], "x"),
         post("/charges", &[("Idempotency-Key", "a,b")], "x"),
         post("/charges", &[KEY, KEY], "x"),
         post("/charges", &[KEY, ("Connection", "upgrade"), ("Upgrade", "websocket")], ""),
@@ -169,7 +170,12 @@ fn what_is_explained_is_what_the_gate_does() {
         let show = format!("{} {:?}\n{text}\n{}", case.target, case.headers, answer.show());
         let new: Vec<String> = ids().into_iter().filter(|id| !before.contains(id)).collect();
         let verdict = labelled(&text, "protected").expect("a verdict");
-        if answer.status >= 400 {
+        if let Some(status) = answer.get("grpc-status") {
+            let said = labelled(&text, "answer").and_then(|said| said.strip_prefix("gRPC status INVALID_ARGUMENT "));
+            assert_eq!((&*status, said), ("3", answer.get("grpc-message").as_deref()), "{show}");
+            assert!(verdict.starts_with("no") && new.is_empty(), "{show}");
+            refused += 1;
+        } else if answer.status >= 400 {
             let problem = answer.json();
             let said = format!(
                 "{} {}: {}",
@@ -195,7 +201,7 @@ fn what_is_explained_is_what_the_gate_does() {
             passed += 1;
         }
     }
-    assert_eq!((protected, refused, passed), (16, 16, 7));
+    assert_eq!((protected, refused, passed), (16, 17, 7));
 }
 
 /// Two requests have one fingerprint where the gate takes one for a retry of the other.

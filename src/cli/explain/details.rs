@@ -6,13 +6,28 @@ use http::request::Parts;
 
 use crate::config::Resolved;
 use crate::http::headers::{ATTEMPT, OwnHeaders};
+use crate::http::problem::Problem;
 use crate::idempotency::fingerprint::BytewiseReason;
+use crate::idempotency::grpc;
 use crate::idempotency::key::title_case;
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::Timestamp;
 use crate::idempotency::request_time::RequestTimeFault;
 use crate::route::Route;
+
+/// Whether it is a gRPC call.
+pub(super) fn is_call(head: &Parts) -> bool {
+    grpc::is_call(&head.method, &head.headers)
+}
+
+/// The status of a problem, as its client gets it.
+pub(super) fn shown_status(problem: &Problem, is_call: bool) -> String {
+    match is_call {
+        true => format!("gRPC status {}", problem.call_status().name()),
+        false => problem.code.status().as_u16().to_string(),
+    }
+}
 
 /// What a request has for each part of a template; nothing for another source.
 pub(super) fn template_parts(source: &KeySource, rule: &KeyRule, (head, body): (&Parts, &[u8])) -> Vec<String> {

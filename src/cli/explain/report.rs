@@ -7,7 +7,7 @@ use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
 use super::credential::{carrier, on_renewal};
-use super::details::{bytewise_reason, own_headers, pattern, request_time, template_parts};
+use super::details::{bytewise_reason, is_call, own_headers, pattern, request_time, shown_status, template_parts};
 use super::policy::{built_in, other_default, policy_of, preset_of, show_quota, wrapped};
 use crate::config::Resolved;
 use crate::gate::describe::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
@@ -113,7 +113,8 @@ impl Report<'_> {
     /// What the gate answers by itself.
     fn answer(&mut self, problem: &Problem, docs: Option<&str>) {
         let code = problem.code;
-        self.line("answer", format!("{} {}: {}", code.status().as_u16(), code.as_str(), problem.detail));
+        let status = shown_status(problem, is_call(&self.request.head));
+        self.line("answer", format!("{status} {}: {}", code.as_str(), problem.detail));
         if let Some(docs) = docs {
             self.more(docs);
         }
@@ -257,11 +258,13 @@ impl Report<'_> {
                 self.sources("key", &policy.key);
             }
             Handling::Protected(identified) => {
-                let prefers = || prefer::respond_async(&self.request.head.headers);
+                let is_call = is_call(&self.request.head);
+                let prefers = || prefer::respond_async(&self.request.head.headers) && !is_call;
                 let is_accepted = policy.mode == Mode::Accept || policy.r#async == Async::Allow && prefers();
                 self.line(
                     "protected",
                     match is_accepted {
+                        true if is_call => "yes: it is kept and ended with UNAVAILABLE, and delivered later",
                         true => "yes: it is kept and answered with 202, and delivered later",
                         false => "yes: its key is claimed before anything is forwarded",
                     },

@@ -18,7 +18,13 @@ impl Problem {
             true => self.retry_after.map(Pushback::After),
             false => Some(Pushback::Stop),
         };
-        end_call(response, status(self.code), &message, pushback);
+        end_call(response, self.call_status(), &message, pushback);
+    }
+
+    /// With which status it ends a gRPC call.
+    #[must_use]
+    pub fn call_status(&self) -> Status {
+        status(self.code)
     }
 }
 
