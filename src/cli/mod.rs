@@ -122,9 +122,14 @@ pub fn main() -> ExitCode {
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version come here too. A closed standard output is no error.
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+            // Help comes here too. A closed output is no error.
+            return match error.print() {
+                Err(failure) if !error.use_stderr() && failure.kind() != std::io::ErrorKind::BrokenPipe => {
+                    complain(&format!("oncegate: cannot write the output: {failure}"));
+                    ExitCode::FAILURE
+                }
+                _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE)),
+            };
         }
     };
     run(cli.command).unwrap_or_else(|error| {

@@ -120,6 +120,16 @@ fn a_variable_that_is_empty_is_named() {
     assert!(both(&output).contains("ONCEGATE_CONFIG is set, and empty"), "{}", both(&output));
 }
 
+#[test]
+fn an_output_that_cannot_be_written_is_no_success() {
+    for args in [&["--help"][..], &["records", "--help"], &["version"], &["config", "default"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+        let output = Command::new(env!("CARGO_BIN_EXE_oncegate")).args(args).stdout(full).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {}", both(&output));
+        assert!(both(&output).contains("cannot write the output"), "{args:?}: {}", both(&output));
+    }
+}
+
 /// Read all the same, it would name another store.
 #[test]
 fn a_variable_that_is_not_utf8_is_a_problem() {
