@@ -88,8 +88,12 @@ pub(super) fn headers_form(_: &mut SchemaGenerator) -> Schema {
 pub(super) enum Resolution {
     /// It had no effect: the key is free.
     Release,
-    /// With this answer.
-    Complete(codec::Answer),
+    /// With this answer, encoded.
+    Complete {
+        answer: Bytes,
+        /// The same as one to a gRPC call, where it can be one.
+        to_call: Option<Bytes>,
+    },
 }
 
 /// `POST /api/v1/records/{id}/resolve`
@@ -128,7 +132,10 @@ impl Resolution {
                 Err(Kind::BadRequest.because("`status`, `headers` and `body_base64` go with `complete` only"))
             }
             "release" => Ok(Self::Release),
-            "complete" => Ok(Self::Complete(given_answer(status, headers, body_base64)?)),
+            "complete" => {
+                let answer = given_answer(status, headers, body_base64)?;
+                Ok(Self::Complete { answer: answer.encode(), to_call: to_call(answer).map(|answer| answer.encode()) })
+            }
             _ => Err(Kind::BadRequest.because("`action` must be `release` or `complete`")),
         }
     }
@@ -137,7 +144,7 @@ impl Resolution {
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Release => "release",
-            Self::Complete(_) => "complete",
+            Self::Complete { .. } => "complete",
         }
     }
 
@@ -147,37 +154,41 @@ impl Resolution {
     }
 
     /// The answer to a retry of this record; nothing where its key is released.
-    fn answer_for(&self, record: &record::Record) -> Result<Option<codec::Answer>, Problem> {
-        let Self::Complete(answer) = self else { return Ok(None) };
+    fn answer_for(&self, record: &record::Record) -> Result<Option<&Bytes>, Problem> {
+        let Self::Complete { answer, to_call } = self else { return Ok(None) };
         let head = Head::decode(&record.head).map_err(|_| unreadable(&record.head))?;
-        if head.details().is_call { to_call(answer.clone()).map(Some) } else { Ok(Some(answer.clone())) }
+        match head.details().is_call {
+            true => to_call.as_ref().map(Some).ok_or_else(not_to_call),
+            false => Ok(Some(answer)),
+        }
     }
 
-    /// Refuses a record that is not unknown, and one whose clients could not read the answer.
-    fn check(&self, found: &RecordEntry) -> Result<(), Problem> {
+    /// The same; refused are a record that is not unknown, and one whose clients could not read the answer.
+    fn check(&self, found: &RecordEntry) -> Result<Option<&Bytes>, Problem> {
         let record = &found.record;
         if record.state != record::State::Unknown {
             return Err(not_unknown(record, found.now));
         }
-        self.answer_for(record).map(drop)
+        self.answer_for(record)
     }
 
     /// Ends the attempt of an unknown record so.
     pub(super) async fn apply(&self, state: &State, found: &RecordEntry) -> Result<(), Problem> {
-        self.check(found)?;
+        let answer = self.check(found)?;
         let RecordEntry { id, origin, record, now } = found;
-        let end = match self.answer_for(record)? {
+        let end = match answer {
             None => Settlement::Release,
             Some(answer) => {
                 let ttl = state.ttl(origin.as_ref().map(|origin| &*origin.route));
-                Settlement::Complete { answer: answer.encode(), expiry: Expiry::FromNow(ttl) }
+                Settlement::Complete { answer: answer.clone(), expiry: Expiry::FromNow(ttl) }
             }
         };
         // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
         match state.opened()?.settle(*id, record.attempt, end).await.map_err(unavailable)? {
             // A completed request has its answer, so its delivery ends. A released one keeps its delivery, for a retry.
             Settled::Done { .. } => {
-                if matches!(self, Self::Complete(_)) && deliveries::remove_of(&**state.opened()?, found).await.is_err()
+                if matches!(self, Self::Complete { .. })
+                    && deliveries::remove_of(&**state.opened()?, found).await.is_err()
                 {
                     tracing::warn!(record = %id, "the record is completed, and its delivery stays listed as dead until a gate looks at it again");
                 }
@@ -189,29 +200,31 @@ impl Resolution {
     }
 }
 
-/// An answer as one to a gRPC call: behind a message, what ends the call stands in the trailers.
-fn to_call(mut answer: codec::Answer) -> Result<codec::Answer, Problem> {
-    let statuses: Vec<_> = answer.headers.iter().filter(|(name, _)| *name == grpc::STATUS).collect();
-    let of_calls = |value: &HeaderValue| value.as_bytes().starts_with(b"application/grpc");
-    let mut types = answer.headers.iter().filter(|(name, _)| *name == CONTENT_TYPE);
-    if answer.status != StatusCode::OK
-        || statuses.len() != 1
-        || grpc::status(&statuses[0].1).is_none()
-        || !types.all(|(_, value)| of_calls(value))
-    {
-        return Err(Kind::BadRequest.because(
-            "the record is of a gRPC call, whose client could not read this answer: give `status` 200, and in `headers` one \
-             `grpc-status` from 0 to 16, and no other `content-type` than that of gRPC. The body is the message with its prefix of \
-             five bytes",
-        ));
+/// An answer as one to a gRPC call, where it can be one: behind messages, what ends the call stands in the trailers.
+fn to_call(mut answer: codec::Answer) -> Option<codec::Answer> {
+    let of = |name: HeaderName| answer.headers.iter().filter(move |(found, _)| *found == name).map(|(_, value)| value);
+    let has_status = of(grpc::STATUS).count() == 1 && of(grpc::STATUS).all(|value| grpc::status(value).is_some());
+    let has_type = of(CONTENT_TYPE).next().is_some();
+    if answer.status != StatusCode::OK || !has_status || !of(CONTENT_TYPE).all(grpc::is_media_type) {
+        return None;
     }
     if let Some(content) = answer.content.as_mut().filter(|content| !content.body.is_empty()) {
+        if !grpc::are_messages(&content.body) {
+            return None;
+        }
         content.trailers = answer.headers.extract_if(.., |(name, _)| grpc::ENDING.contains(name)).collect();
     }
-    if !answer.headers.iter().any(|(name, _)| *name == CONTENT_TYPE) {
+    if !has_type {
         answer.headers.push((CONTENT_TYPE, HeaderValue::from_static("application/grpc")));
     }
-    Ok(answer)
+    Some(answer)
+}
+
+fn not_to_call() -> Problem {
+    Kind::BadRequest.because(
+        "the record is of a gRPC call, whose client could not read this answer: give `status` 200, in `headers` one `grpc-status` from 0 \
+         to 16 and no `content-type` but that of gRPC, and as the body nothing or messages, each with its prefix of five bytes",
+    )
 }
 
 fn unreadable(head: &Bytes) -> Problem {
@@ -294,7 +307,7 @@ fn parse(bytes: &[u8]) -> Result<(Resolution, String), Problem> {
     Ok((resolution, body.reason))
 }
 
-/// The answer that an operator gives, encoded.
+/// The answer that an operator gives.
 fn given_answer(
     status: Option<u16>,
     headers: Option<Vec<(String, String)>>,
@@ -355,7 +368,7 @@ mod tests {
     fn a_status_is_a_whole_number_however_it_is_written() {
         for status in ["200", "200.0", "2e2"] {
             let (resolution, _) = parse(format!(r#"{{"action":"complete","status":{status}}}"#).as_bytes()).unwrap();
-            assert!(matches!(resolution, Resolution::Complete(_)), "{status}");
+            assert!(matches!(resolution, Resolution::Complete { .. }), "{status}");
         }
     }
 

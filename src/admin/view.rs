@@ -42,6 +42,9 @@ pub(super) struct RecordView {
     keeps_key: Option<bool>,
     method: Option<String>,
     path: Option<String>,
+    /// Whether it is a gRPC call.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    grpc: bool,
     /// The request that claimed it, as `instance` of its problem names it.
     request: Option<String>,
     trace_id: Option<String>,
@@ -164,6 +167,7 @@ impl RecordView {
             caller: details.caller.map(|caller| Hex(&caller).to_string()),
             fingerprint: head.as_ref().map(|head| Hex(&head.fingerprint.digest[..8]).to_string()),
             path: head.map(|head| head.path),
+            grpc: details.is_call,
             claimed_at: rfc3339(record.claimed_at),
             age_seconds: now.since(record.claimed_at).as_secs(),
             lease_until: in_flight.then(|| until.clone()),

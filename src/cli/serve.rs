@@ -275,7 +275,8 @@ impl Serving {
         let access_log = access_log.map(|output| logging::start(&gate, output, &metrics)).transpose()?;
         let exporting = config.traces.map(|settings| traces::start(&gate, settings, &usage, &metrics));
         // All of them, before the first request: it must not be cut off because another address is taken. And before the
-        // store adopts other rules: what they forget is forgotten also where this gate never serves. Nobody connects until it has.
+        // store adopts other rules: what they forget is forgotten also where this gate never serves. Clients can connect
+        // when the store has taken the configuration.
         let mut bound = Vec::new();
         for source in sources {
             let Some(next) = bind_server(source, config.server.socket_mode, signals).await? else { return Ok(None) };

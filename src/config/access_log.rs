@@ -24,7 +24,10 @@ pub(super) fn read(root: &Table<'_>) -> Option<Settings> {
     if let Some(Target::File(path)) = &log.path
         && path.is_dir()
     {
-        table.advise("path", format!("{} is a directory here: a start fails where it is no file", path.display()));
+        table.advise(
+            "path",
+            format!("{} is a directory on this machine, where a start fails: name a file", path.display()),
+        );
     }
     if let Some(Target::File(path)) = &log.path
         && let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty())

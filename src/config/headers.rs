@@ -19,7 +19,7 @@ use crate::route::{Route, Router};
 /// Headers of a request that mean something else already, to the gate or to whoever reads the request.
 const TAKEN_OF_REQUESTS: &str = "accept accept-encoding accept-language access-control-request-headers access-control-request-method \
     authorization cache-control connection content-encoding content-language content-length content-type cookie date expect \
-    forwarded host http2-settings idempotency-control idempotency-key if-match if-modified-since if-none-match if-range \
+    forwarded grpc-encoding grpc-timeout host http2-settings idempotency-control idempotency-key if-match if-modified-since if-none-match if-range \
     if-unmodified-since keep-alive max-forwards origin prefer proxy-authorization proxy-connection range referer te traceparent \
     tracestate trailer transfer-encoding upgrade user-agent via x-api-key x-forwarded-for x-forwarded-host x-forwarded-proto";
 
@@ -28,7 +28,8 @@ const TAKEN_OF_REQUESTS: &str = "accept accept-encoding accept-language access-c
 const TAKEN: &str = "accept-ranges access-control-allow-credentials access-control-allow-headers access-control-allow-methods \
     access-control-allow-origin access-control-expose-headers access-control-max-age age allow alt-svc cache-control connection \
     content-disposition content-encoding content-language content-length content-location content-range content-security-policy \
-    content-type date etag expires host idempotency-attempt idempotency-control idempotency-key keep-alive last-modified link \
+    content-type date etag expires grpc-encoding grpc-message grpc-retry-pushback-ms grpc-status grpc-status-details-bin host \
+    idempotency-attempt idempotency-control idempotency-key keep-alive last-modified link \
     location preference-applied proxy-authenticate proxy-connection ratelimit ratelimit-policy retry-after server set-cookie \
     strict-transport-security te trailer transfer-encoding upgrade vary via www-authenticate";
 

@@ -97,12 +97,16 @@ pub(super) fn only(file: PathBuf, text: &str) -> Result<Context, Problems> {
 fn layered(parsed: Parsed, sources: Sources) -> Context {
     let Parsed { mut values, lines } = parsed;
     name_urls(&mut values);
-    let is_read = |name: &&String| *name == PASSWORD || purpose(name, "") == Some(Purpose::Setting);
-    let mut problems: Vec<Problem> = sources.not_utf8.iter().filter(is_read).map(|name| not_utf8(name)).collect();
+    let mut problems = Vec::new();
     let (environment, variables) = environment(&sources.environment, &values, &mut problems);
     let advice = sources.environment.iter().filter_map(|(name, value)| on_ignored(name, value)).collect();
     let figment = Figment::from(Provided(Layer::File, values)).merge(Provided(Layer::Environment, environment));
     let configured = upstream_names(&figment);
+    let is_read = |name: &&String| match name.as_str() {
+        PASSWORD => has_postgres(&figment),
+        name => purpose(name, "") == Some(Purpose::Setting),
+    };
+    problems.extend(sources.not_utf8.iter().filter(is_read).map(|name| not_utf8(name)));
     let password = sources.environment.iter().find(|(name, _)| name == PASSWORD).map(|(_, value)| value.clone());
     let figment = figment.merge(Provided(Layer::Flags, flags(sources.flags, &configured, &mut problems)));
     Context {
@@ -118,13 +122,25 @@ fn layered(parsed: Parsed, sources: Sources) -> Context {
     }
 }
 
+/// Whether the store is one that may need a password.
+fn has_postgres(figment: &Figment) -> bool {
+    let Ok(url) = figment.find_value("store.url") else { return false };
+    let is_postgres = |url: &Value| url.as_str().is_some_and(|url| url.starts_with("postgres"));
+    is_postgres(&url) || url.as_array().is_some_and(|urls| urls.iter().any(is_postgres))
+}
+
 /// A value that was read all the same would be another one.
 fn not_utf8(name: &str) -> Problem {
     Problem {
         place: Place::Environment(name.to_owned()),
         key: String::new(),
         message: "its value is not UTF-8".to_owned(),
-        hint: Some("set it in UTF-8, or set the key in the file".to_owned()),
+        hint: Some(match name {
+            PASSWORD => {
+                "set it in UTF-8, or write the password to a file, and name that as store.password_file".to_owned()
+            }
+            _ => "set it in UTF-8, or set its key in the file".to_owned(),
+        }),
     }
 }
 

@@ -15,7 +15,8 @@ keys! {
     pub(super) struct Log "[log]" {
         /// "text" for people, "json" for machines.
         format: Format = Format::Text => words(&[("text", Format::Text), ("json", Format::Json)]);
-        /// off, error, warn, info, debug, trace, or a filter such as "info,oncegate=debug".
+        /// off, error, warn, info, debug, trace, or a filter such as "info,oncegate=debug". Of some libraries, such as h2, lines come only
+        /// where the filter names them: "debug,h2=debug".
         level: String = "info".to_owned() => text(pattern(), level);
     }
 }

@@ -101,8 +101,8 @@ keys! {
             ("pass", Mode::Pass),
             ("accept", Mode::Accept)
         ]);
-        /// "allow": a request with `Prefer: respond-async` (RFC 7240) is accepted as with mode = "accept", and any other is
-        /// protected. "refuse": that preference is ignored.
+        /// "allow": a request with `Prefer: respond-async` (RFC 7240) is accepted as with mode = "accept", but for gRPC calls; any other
+        /// is protected. "refuse": that preference is ignored.
         r#async => words(&[("refuse", Async::Refuse), ("allow", Async::Allow)]);
         /// How what was accepted is delivered.
         deliver => nested();

@@ -4,7 +4,7 @@
 pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     let length = word.chars().count();
-    // Of one letter any other would be as near.
+    // For a word of one letter, every other letter would be near.
     let limit = (length / 3).clamp(usize::from(length > 1), 3);
     let candidates: Vec<&str> = candidates.into_iter().collect();
     let near = candidates

@@ -319,7 +319,7 @@ fn answer(response: Response<Incoming>, connection: PooledConnection, dropped: &
     if !may_have_length(parts.status) {
         headers.remove(CONTENT_LENGTH);
     }
-    let announced = announced_length(parts.status, &headers).filter(|_| body.is_end_stream());
+    let announced = announced_length(parts.status, &headers);
     let body = connection.relay(parts.status, body);
     let mut out = Response::new(announced.map_or(body, Body::announced));
     *out.status_mut() = parts.status;

@@ -139,7 +139,8 @@ impl Forwarding {
         let lines: Vec<_> = headers.get_all(name).iter().collect();
         for line in lines.into_iter().rev() {
             // A trusted proxy would not have written a malformed line.
-            let Some(entries) = line.to_str().ok().and_then(read) else { return last };
+            let line = String::from_utf8_lossy(line.as_bytes());
+            let Some(entries) = read(&line) else { return last };
             for entry in entries.iter().rev() {
                 let Some(address) = address(entry) else { return last };
                 last = address;
@@ -384,7 +385,7 @@ mod tests {
     fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
         let mut map = HeaderMap::new();
         for (name, value) in lines {
-            map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+            map.append(HeaderName::from_static(name), HeaderValue::from_bytes(value.as_bytes()).unwrap());
         }
         map
     }
@@ -418,6 +419,8 @@ mod tests {
             ("10.0.0.1", "", "10.0.0.1"),
             ("10.0.0.1", "198.51.100.07", "10.0.0.1"),
             ("10.0.0.1", "198.51.100.7 x", "10.0.0.1"),
+            ("10.0.0.1", "\u{e9}, 198.51.100.7", "198.51.100.7"),
+            ("10.0.0.1", "1.1.1.1, \u{e9}", "10.0.0.1"),
             ("10.0.0.1", "[198.51.100.7]", "10.0.0.1"),
         ] {
             client(Style::XForwarded, peer, &x(line), expected);

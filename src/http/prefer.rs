@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+
+use crate::idempotency::delivery::Async;
+use crate::idempotency::grpc;
+use crate::idempotency::policy::{Mode, Policy};
 
 /// Its name.
 pub const PREFER: HeaderName = HeaderName::from_static("prefer");
@@ -31,6 +35,14 @@ pub fn respond_async(headers: &HeaderMap) -> bool {
         .get_all(PREFER)
         .iter()
         .any(|line| members(line.as_bytes()).any(|member| preference(member).0.eq_ignore_ascii_case(b"respond-async")))
+}
+
+/// Whether a request with these headers is kept and delivered later, by the policy of its route. A gRPC call cannot be answered later: there
+/// the preference is ignored (RFC 7240, section 2).
+#[must_use]
+pub fn is_to_be_accepted(policy: &Policy, method: &Method, headers: &HeaderMap) -> bool {
+    policy.mode == Mode::Accept
+        || policy.r#async == Async::Allow && respond_async(headers) && !grpc::is_call(method, headers)
 }
 
 /// Takes `respond-async` out of `Prefer`: it has been applied, and must not be applied again.

@@ -36,7 +36,7 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    /// For a listener with so many connections.
+    /// For a process that takes at most so many connections of clients.
     pub(super) fn new(max_connections: u64) -> Self {
         let most = (max_connections / OF_CONNECTIONS).clamp(MIN_CONCURRENT, MAX_CONCURRENT);
         let response = |code, detail: &str| Problem::new(code, detail).retry_after(RETRY_AFTER).into_http1_bytes();

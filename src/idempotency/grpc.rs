@@ -153,15 +153,31 @@ impl Status {
 /// `application/grpc-web` is another protocol, whose trailers stand in the body.
 #[must_use]
 pub fn is_call(method: &Method, headers: &HeaderMap) -> bool {
-    const TYPE: &[u8] = b"application/grpc";
     // First what tells most requests apart.
-    if *method != Method::POST {
-        return false;
-    }
-    let Some(media) = headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes) else { return false };
+    *method == Method::POST && headers.get(http::header::CONTENT_TYPE).is_some_and(is_media_type)
+}
+
+/// Whether a `Content-Type` is that of calls and their answers.
+#[must_use]
+pub fn is_media_type(value: &HeaderValue) -> bool {
+    const TYPE: &[u8] = b"application/grpc";
+    let media = value.as_bytes();
     media.len() >= TYPE.len()
         && media[..TYPE.len()].eq_ignore_ascii_case(TYPE)
         && matches!(media.get(TYPE.len()), None | Some(b'+' | b';' | b' ' | b'\t'))
+}
+
+/// Whether a body is whole messages: each has a byte that says whether it is compressed, and its length in four bytes.
+#[must_use]
+pub fn are_messages(mut body: &[u8]) -> bool {
+    while let Some((&[flag, a, b, c, d], rest)) = body.split_first_chunk() {
+        let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+        match rest.get(length..) {
+            Some(next) if flag <= 1 => body = next,
+            _ => return false,
+        }
+    }
+    body.is_empty()
 }
 
 /// How a call ended, by one value of `grpc-status`. An unknown number counts as `UNKNOWN`; a value that is not a number is

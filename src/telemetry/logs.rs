@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
 
+use prometheus::IntCounter;
 use serde_json::Value;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::filter::ParseError;
@@ -13,7 +14,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{EnvFilter, reload};
 
-use self::line_writer::LineWriter;
+use self::line_writer::{LOST, LineWriter};
 
 mod line_writer;
 
@@ -65,6 +66,11 @@ impl Filter {
     pub fn set(&self, level: &str) -> Result<(), Error> {
         Ok((self.0)(filter(level)?)?)
     }
+}
+
+/// How many lines of this process's log were lost.
+pub(super) fn lost_lines() -> IntCounter {
+    LOST.clone()
 }
 
 /// Sends the logs of this process to standard error, panics included. Colours only on a terminal, and not where the

@@ -2,7 +2,8 @@
 
 use prometheus::{IntCounter, Registry};
 
-use super::register::counter;
+use super::logs;
+use super::register::{add, counter};
 
 /// Counts what was dropped.
 #[derive(Clone)]
@@ -15,6 +16,7 @@ pub struct Losses {
 
 impl Losses {
     pub(super) fn new(registry: &Registry) -> Self {
+        add(registry, Ok(logs::lost_lines()));
         Self {
             access_log: counter(
                 registry,

@@ -222,6 +222,20 @@ fn a_call_that_is_accepted_is_to_be_tried_again_until_it_has_its_answer() {
     assert_eq!(upstream.runs_of("kept"), 1);
 }
 
+#[test]
+fn an_accepted_call_that_was_given_up_is_not_to_be_tried_again() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::status("503 Service Unavailable", ""));
+    let gate = Gate::before(&upstream).defaults("mode = \"accept\"\ndeliver.attempts = 1\n").start();
+    expect_told(&call("lost").send(&gate), "14", "accepted", None);
+    eventually("it is given up", || {
+        let answer = call("lost").send(&gate);
+        (answer.get("grpc-status").as_deref() == Some("2")).then(|| expect_told(&answer, "2", "accepted", Some("-1")))
+    });
+}
+
 /// Nor does a client wait for an answer elsewhere that prefers it.
 #[test]
 fn a_call_that_prefers_to_be_accepted_is_answered() {
@@ -261,6 +275,16 @@ fn a_call_is_completed_with_what_its_client_can_read() {
     assert_eq!((&*replayed.body.bytes, replayed.get("grpc-status")), (MESSAGE, None));
     assert_eq!(values(&replayed.body.trailers, "grpc-status"), [b"0"]);
     assert_eq!(resolve("trailers", json!([["grpc-status", "9"]]), b"").status, 204);
+    // A filter finds others too, which are left alone.
+    for key in ["one", "two"] {
+        call(key).send(&gate);
+    }
+    assert_eq!(resolve("one", json!([["grpc-status", "0"]]), b"no message").status, 400);
+    Request::post("/pay.Payments/Charge").key("json").body("{}").send(&gate);
+    let many = json!({"filter": {"state": "unknown"}, "reason": "x", "action": "complete", "status": 200});
+    let report = gate.admin("POST", "/api/v1/records/resolve", Some(&many)).json();
+    assert_eq!((&report["done"], &report["unreadable"]), (&json!(1), &json!(2)), "{report}");
+    assert!(gate.records("state=unknown").iter().all(|record| record["grpc"] == true));
     assert_eq!(call("trailers").send(&gate).get("grpc-status").as_deref(), Some("9"));
 }
 

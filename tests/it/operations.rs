@@ -1,6 +1,8 @@
 //! What operators, probes and service managers ask of a running gate: health, reloads and orderly ends.
 
-use std::process::{Command, Output};
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpStream;
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -50,6 +52,48 @@ fn a_change_of_many_parts_says_how_far_it_is() {
         oncegate(&["records", "purge", "--route", "pay", "--reason", "x", "--yes", "--admin", &url]);
     let left = "6 records removed\n3 records left alone: changed by others meanwhile\n";
     assert_eq!((status, &*out, &*error), (0, left, "oncegate: 5 records removed so far; going on\n"));
+}
+
+/// A gate must not wait for whatever reads its log.
+#[test]
+fn a_log_reader_that_stops_costs_lines_which_are_counted() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let (address, admin) = (Upstream::free_address(), Upstream::free_address());
+    let plan =
+        Gate::before(&upstream).server(&format!("listen = \"{address}\"")).admin(&format!("listen = \"{admin}\""));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
+    command.args(["serve", "--config"]).arg(plan.config()).env("ONCEGATE_LOG__LEVEL", "oncegate=debug");
+    let mut gate = Killed(command.stderr(Stdio::piped()).spawn().expect("it starts"));
+    eventually("it serves", || TcpStream::connect(address).ok().map(drop));
+    let lost = || {
+        let metrics = Request::get("/metrics").header("Host", "127.0.0.1").send(admin).text();
+        let value = metrics.lines().find_map(|line| line.strip_prefix("oncegate_log_lost_total ")?.parse().ok());
+        value.unwrap_or(0.0)
+    };
+    let mut sent = 0;
+    eventually("lines are lost", || {
+        for _ in 0..100 {
+            sent += 1;
+            Request::post("/charges").key(&format!("k-{sent}")).body("{}").send(address).expect(200, "executed");
+        }
+        (lost() > 0.0).then_some(())
+    });
+    let mut log = BufReader::new(gate.0.stderr.take().expect("a pipe")).lines();
+    // There is one more line for each more request.
+    Request::post("/charges").key("last").body("{}").send(address).expect(200, "executed");
+    let said = log.find(|line| line.as_ref().is_ok_and(|line| line.contains("lines of the log were lost")));
+    let said: Value = serde_json::from_str(&said.expect("it says so").unwrap()).expect("JSON");
+    assert!(said["lines"].as_u64() >= Some(1), "{said}");
+}
+
+/// A process that does not outlive its test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[test]

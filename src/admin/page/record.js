@@ -165,11 +165,11 @@ const ACTS = {
 function about(kind, record) {
   const choice = (value, text) => h("label", { class: "check" }, h("input", { type: "radio", name: "action", value, required: true, onchange: choose }), text);
   const status = h("input", { id: "status", type: "number", min: "200", max: "599", value: "200", required: true });
-  const headers = h("textarea", { id: "headers", spellcheck: "false" }, "Content-Type: application/json");
+  const headers = h("textarea", { id: "headers", spellcheck: "false" }, record.grpc ? "grpc-status: 0" : "Content-Type: application/json");
   const body = h("textarea", { id: "body", spellcheck: "false" });
   const given = h("fieldset", { hidden: true, disabled: true }, h("legend", {}, "The answer that retries get"),
     h("label", { for: "status" }, "Status"), status, h("label", { for: "headers" }, "Headers", h("span", { class: "hint" }, "one a line, as Name: value")), headers,
-    h("label", { for: "body" }, "Body", h("span", { class: "hint" }, "text, sent as UTF-8")), body);
+    h("label", { for: "body" }, "Body", h("span", { class: "hint" }, record.grpc ? "leave it empty: the API takes the messages of a gRPC call" : "text, sent as UTF-8")), body);
   const short = shortId(record.id);
   let action = kind === "purge" ? "purge" : null, match;
 

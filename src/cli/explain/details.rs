@@ -16,14 +16,9 @@ use crate::idempotency::record::Timestamp;
 use crate::idempotency::request_time::RequestTimeFault;
 use crate::route::Route;
 
-/// Whether it is a gRPC call.
-pub(super) fn is_call(head: &Parts) -> bool {
-    grpc::is_call(&head.method, &head.headers)
-}
-
 /// The status of a problem, as its client gets it.
-pub(super) fn shown_status(problem: &Problem, is_call: bool) -> String {
-    match is_call {
+pub(super) fn shown_status(problem: &Problem, head: &Parts) -> String {
+    match grpc::is_call(&head.method, &head.headers) {
         true => format!("gRPC status {}", problem.call_status().name()),
         false => problem.code.status().as_u16().to_string(),
     }

@@ -7,15 +7,15 @@ use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
 use super::credential::{carrier, on_renewal};
-use super::details::{bytewise_reason, is_call, own_headers, pattern, request_time, shown_status, template_parts};
+use super::details::{bytewise_reason, own_headers, pattern, request_time, shown_status, template_parts};
 use super::policy::{built_in, other_default, policy_of, preset_of, show_quota, wrapped};
 use crate::config::Resolved;
 use crate::gate::describe::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
 use crate::http::prefer;
 use crate::http::problem::Problem;
 use crate::idempotency::credential::Kind;
-use crate::idempotency::delivery::Async;
 use crate::idempotency::fingerprint::{BodyComparison, BytewiseReason, Recipe, stands_at};
+use crate::idempotency::grpc;
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RecordId;
@@ -113,7 +113,7 @@ impl Report<'_> {
     /// What the gate answers by itself.
     fn answer(&mut self, problem: &Problem, docs: Option<&str>) {
         let code = problem.code;
-        let status = shown_status(problem, is_call(&self.request.head));
+        let status = shown_status(problem, &self.request.head);
         self.line("answer", format!("{status} {}: {}", code.as_str(), problem.detail));
         if let Some(docs) = docs {
             self.more(docs);
@@ -258,13 +258,13 @@ impl Report<'_> {
                 self.sources("key", &policy.key);
             }
             Handling::Protected(identified) => {
-                let is_call = is_call(&self.request.head);
-                let prefers = || prefer::respond_async(&self.request.head.headers) && !is_call;
-                let is_accepted = policy.mode == Mode::Accept || policy.r#async == Async::Allow && prefers();
+                let Parts { method, headers, .. } = &self.request.head;
                 self.line(
                     "protected",
-                    match is_accepted {
-                        true if is_call => "yes: it is kept and ended with UNAVAILABLE, and delivered later",
+                    match prefer::is_to_be_accepted(policy, method, headers) {
+                        true if grpc::is_call(method, headers) => {
+                            "yes: it is kept and ended with UNAVAILABLE, and delivered later"
+                        }
                         true => "yes: it is kept and answered with 202, and delivered later",
                         false => "yes: its key is claimed before anything is forwarded",
                     },

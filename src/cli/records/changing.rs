@@ -211,9 +211,7 @@ impl Change {
                 trial.extend([("filter".to_owned(), json!({ "id": id })), ("dry_run".to_owned(), true.into())]);
                 let tried = client.send(Method::POST, "/api/v1/records/resolve", Some(&Value::Object(trial))).await?;
                 if tried["unreadable"].as_u64().is_some_and(|count| count > 0) {
-                    bail!(
-                        "this gate cannot read the record, or it is of a gRPC call and the answer has no `grpc-status`"
-                    );
+                    bail!("no client could read the answer: `oncegate records show` says `unreadable`, or `grpc`");
                 }
             }
             writeln!(out, "1 record would be {}; nothing was changed:", self.done)?;
@@ -460,7 +458,8 @@ fn say_in_flight(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
 /// Says what a completion leaves alone.
 fn say_unreadable(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     if count > 0 {
-        let what = "left alone, as no client could read the answer here: `oncegate records show` says why";
+        let what =
+            "left alone, as no client could read the answer: `oncegate records show` says `unreadable`, or `grpc`";
         writeln!(out, "{} {what}", records(count))?;
     }
     Ok(())

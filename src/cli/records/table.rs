@@ -33,7 +33,7 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
     let members = record.as_object().ok_or_else(|| anyhow::anyhow!("the answer is not a record"))?;
     let width = members.keys().map(String::len).max().unwrap_or(0);
     // The order of `RecordView`; what a later version adds comes last.
-    const ORDER: [&str; 23] = [
+    const ORDER: [&str; 24] = [
         "id",
         "state",
         "unknown_since",
@@ -46,6 +46,7 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
         "keeps_key",
         "method",
         "path",
+        "grpc",
         "request",
         "trace_id",
         "caller",

@@ -27,6 +27,8 @@ const LOOK: Duration = Duration::from_secs(2);
 /// How long a start waits for its store before it says so.
 const SLOW: Duration = Duration::from_secs(5);
 
+const REPLACED: &str = "rules of keys were replaced: waiting until gates that run with the former ones know";
+
 const NO_ANSWER: &str = "it did not answer in time";
 
 /// A start that waits for its store to take its configuration.
@@ -80,7 +82,7 @@ pub(super) async fn at_start(
             }
             match &found {
                 Some(found) if !accept_change && !found.lost.is_empty() => Ok(Ok(Vec::new())),
-                _ => adopt_between_gates(gate, store, is_replacing, accept_change).await.map(Ok),
+                _ => store.adopt(origins.clone(), identities.clone(), accept_change).await.map(Ok),
             }
         };
         // Another process may adopt, and where rules or routes changed that takes as long as there are records.
@@ -90,10 +92,10 @@ pub(super) async fn at_start(
                 adopted = &mut adopt => break adopted,
                 () = signals.stop() => return Ok(false),
                 () = sleep(SLOW) => {
-                    waiting.readiness.set(Phase::WaitingForStore);
                     if reminder.due().is_some() {
                         tracing::warn!(store = waiting.store, "the store has not taken this configuration yet; still waiting");
                     }
+                    waiting.readiness.set(Phase::WaitingForStore);
                 }
             }
         };
@@ -114,6 +116,13 @@ pub(super) async fn at_start(
         }
     };
     let found = found.unwrap_or_default();
+    let is_adopted = changes.is_empty() && (accept_change || found.lost.is_empty());
+    if is_adopted && is_replacing {
+        tracing::info!(wait = ?KNOWN_AFTER, "{REPLACED}");
+        if timeout(KNOWN_AFTER, signals.stop()).await.is_ok() {
+            return Ok(false);
+        }
+    }
     if accept_change {
         if let Some(begun) = begun {
             begun.end(Outcome::Done).await;
@@ -128,16 +137,11 @@ pub(super) async fn at_start(
 
 /// Makes the store know the configuration. Where that replaces rules, or another gate has just replaced them, waits until
 /// gates that run with the former ones know, and claim nothing by them any more.
-async fn adopt_between_gates(
-    gate: &Gate,
-    store: &dyn Store,
-    is_replacing: bool,
-    accept_change: bool,
-) -> Result<Vec<IdentityChange>, Error> {
+async fn adopt_between_gates(gate: &Gate, store: &dyn Store, is_replacing: bool) -> Result<Vec<IdentityChange>, Error> {
     let (origins, identities) = gate.identities();
-    let changes = store.adopt(origins, identities, accept_change).await?;
+    let changes = store.adopt(origins, identities, false).await?;
     if is_replacing && changes.is_empty() {
-        tracing::info!(wait = ?KNOWN_AFTER, "rules of keys were replaced: waiting until gates that run with the former ones know");
+        tracing::info!(wait = ?KNOWN_AFTER, "{REPLACED}");
         sleep(KNOWN_AFTER).await;
     }
     Ok(changes)
@@ -188,7 +192,7 @@ pub(super) async fn at_reload(
         Err(_) => bail!("cannot prepare the store: {NO_ANSWER}"),
     };
     let is_replacing = is_shared && replaces(&on_file, next.identity_rules(), wall_clock());
-    let adopting = adopt_between_gates(next, store, is_replacing, false);
+    let adopting = adopt_between_gates(next, store, is_replacing);
     let failure = match timeout(patience, adopting).await {
         Ok(Ok(changes)) => {
             let forgotten = Forgotten { changes, lost: Vec::new() };
@@ -362,7 +366,7 @@ mod tests {
         let takes = async |gate: &Gate| {
             let (began, on_file) = (tokio::time::Instant::now(), store.identities().await.unwrap());
             let is_replacing = replaces(&on_file, gate.identity_rules(), wall_clock());
-            assert!(adopt_between_gates(gate, &store, is_replacing, false).await.unwrap().is_empty());
+            assert!(adopt_between_gates(gate, &store, is_replacing).await.unwrap().is_empty());
             began.elapsed()
         };
         assert_eq!(takes(&former).await, Duration::ZERO, "the first");

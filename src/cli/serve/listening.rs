@@ -12,9 +12,10 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use http::{Method, StatusCode};
 use listenfd::ListenFd;
-use rustix::net::sockopt::socket_acceptconn;
+use rustix::net::sockopt::{set_socket_reuseaddr, socket_acceptconn};
+use rustix::net::{Shutdown, listen, shutdown};
 use serde_json::Value;
-use tokio::net::{TcpListener, TcpSocket, UnixListener};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::time::{Instant, timeout};
 
 pub(super) use self::unix::SocketFile;
@@ -35,7 +36,7 @@ const POLL: Duration = Duration::from_millis(200);
 const REMINDER: Duration = Duration::from_secs(10);
 
 /// How many connections may wait to be accepted.
-const BACKLOG: u32 = 1024;
+const BACKLOG: i32 = 1024;
 
 /// How long the holder of the address may take to identify itself.
 const READYZ_TIMEOUT: Duration = Duration::from_secs(1);
@@ -69,8 +70,8 @@ pub(super) struct Bound {
 }
 
 enum Socket {
-    /// It refuses connections until it listens.
-    Bound(SocketAddr, TcpSocket),
+    /// It has its address, and refuses connections.
+    Paused(StdListener),
     Listening(Listener),
 }
 
@@ -79,7 +80,7 @@ impl Bound {
     pub(super) fn place(&self) -> String {
         match (&self.path, &self.socket) {
             (Some(path), _) => path.place(),
-            (None, Socket::Bound(address, _)) => address.to_string(),
+            (None, Socket::Paused(socket)) => place_of(socket),
             (None, Socket::Listening(listener)) => listener.place(),
         }
     }
@@ -87,13 +88,41 @@ impl Bound {
     /// Lets clients connect, where they cannot yet.
     pub(super) fn listen(self) -> anyhow::Result<(Listener, Option<SocketFile>)> {
         let listener = match self.socket {
-            Socket::Bound(address, socket) => {
-                Listener::Tcp(listen(socket).with_context(|| cannot_listen("server", address))?)
+            Socket::Paused(socket) => {
+                let place = place_of(&socket);
+                Listener::Tcp(resume(socket).with_context(|| cannot_listen("server", &place))?)
             }
             Socket::Listening(listener) => listener,
         };
         Ok((listener, self.path))
     }
+}
+
+fn place_of(socket: &StdListener) -> String {
+    socket.local_addr().map(|address| address.to_string()).unwrap_or_default()
+}
+
+/// Refuses connections from here on. On Linux a listener that is shut down keeps its address, and listens again later. No other socket
+/// gets the address meanwhile: not even one that would share it (`SO_REUSEADDR`), as this one does not.
+fn pause(socket: StdListener) -> io::Result<Socket> {
+    match shutdown(&socket, Shutdown::Read) {
+        Ok(()) => set_socket_reuseaddr(&socket, false)?,
+        // Elsewhere it goes on: clients connect, and wait.
+        Err(_) => return Ok(Socket::Listening(Listener::Tcp(into_tokio(socket)?))),
+    }
+    Ok(Socket::Paused(socket))
+}
+
+fn resume(socket: StdListener) -> io::Result<TcpListener> {
+    // Connections of a process that has just ended have the address for a minute.
+    set_socket_reuseaddr(&socket, true)?;
+    listen(&socket, BACKLOG)?;
+    into_tokio(socket)
+}
+
+fn into_tokio(socket: StdListener) -> io::Result<TcpListener> {
+    socket.set_nonblocking(true)?;
+    TcpListener::from_std(socket)
 }
 
 impl Inherited {
@@ -174,22 +203,27 @@ impl Passed {
 
 /// The socket of a listener of `[server]`; nothing if the process was stopped while it waited for its address.
 ///
-/// A TCP address of its own only becomes its own: see [`Bound::listen`].
+/// A TCP socket that the gate makes has its address now, and listens from [`Bound::listen`] on. Others listen already: their clients
+/// connect, and wait.
 pub(super) async fn bind_server(source: Source, mode: u32, signals: &mut Signals) -> anyhow::Result<Option<Bound>> {
     let (socket, path) = match source {
         Source::Socket(Passed::Unix(socket)) => {
             socket.set_nonblocking(true)?;
             (Some(Socket::Listening(Listener::Unix(UnixListener::from_std(socket)?))), None)
         }
-        Source::Socket(Passed::Tcp(socket)) => (Some(Socket::Listening(Listener::Tcp(inherited(socket)?))), None),
+        Source::Socket(Passed::Tcp(socket)) => (Some(Socket::Listening(Listener::Tcp(into_tokio(socket)?))), None),
         Source::Unix(path) => {
             let (listener, file) = unix::bind(&path, mode, signals).await?.unzip();
             (listener.map(|listener| Socket::Listening(Listener::Unix(listener))), file)
         }
         Source::Address(address) => {
             let socket = bind(address, "server", false, signals).await?;
-            let bound = socket.map(|socket| Ok::<_, io::Error>(Socket::Bound(socket.local_addr()?, socket)));
-            (bound.transpose()?, None)
+            // One whose port the system chose would lose it.
+            let held = |socket| match address.port() {
+                0 => Ok(Socket::Listening(Listener::Tcp(into_tokio(socket)?))),
+                _ => pause(socket),
+            };
+            (socket.map(held).transpose()?, None)
         }
     };
     Ok(socket.map(|socket| Bound { socket, path }))
@@ -201,37 +235,27 @@ pub(super) async fn listen_admin(
     is_encrypted: bool,
     signals: &mut Signals,
 ) -> anyhow::Result<Option<TcpListener>> {
-    let address = match source {
-        Source::Socket(Passed::Tcp(socket)) => return Ok(Some(inherited(socket)?)),
+    let socket = match source {
+        Source::Socket(Passed::Tcp(socket)) => Some(socket),
         Source::Socket(Passed::Unix(_)) | Source::Unix(_) => {
             bail!("[admin] listen: a unix socket cannot be used here\n  hint: pass a TCP socket, or write an address")
         }
-        Source::Address(address) => address,
+        Source::Address(address) => bind(address, "admin", is_encrypted, signals).await?,
     };
-    let Some(socket) = bind(address, "admin", is_encrypted, signals).await? else { return Ok(None) };
-    listen(socket).map(Some).with_context(|| cannot_listen("admin", address))
+    Ok(socket.map(into_tokio).transpose()?)
 }
 
-fn inherited(socket: StdListener) -> io::Result<TcpListener> {
-    socket.set_nonblocking(true)?;
-    TcpListener::from_std(socket)
-}
-
-fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
-    socket.listen(BACKLOG)
-}
-
-/// A socket that has this address, and does not listen yet; nothing if the process was stopped while it waited for the address.
+/// A listener at this address; nothing if the process was stopped while it waited for the address.
 async fn bind(
     address: SocketAddr,
     section: &str,
     is_encrypted: bool,
     signals: &mut Signals,
-) -> anyhow::Result<Option<TcpSocket>> {
+) -> anyhow::Result<Option<StdListener>> {
     let mut patience = Instant::now() + GRACE;
     let reminder = LogThrottle::every(REMINDER);
     loop {
-        let error = match bound(address) {
+        let error = match StdListener::bind(address) {
             Ok(socket) => return Ok(Some(socket)),
             Err(error) => error,
         };
@@ -243,7 +267,7 @@ async fn bind(
                 tracing::warn!(%address, "an oncegate that drains has the admin address; waiting for it to end");
             }
         } else if !is_taken || Instant::now() >= patience {
-            return Err(error).with_context(|| cannot_listen(section, address));
+            return Err(error).with_context(|| cannot_listen(section, &address.to_string()));
         }
         if timeout(POLL, signals.stop()).await.is_ok() {
             return Ok(None);
@@ -251,17 +275,9 @@ async fn bind(
     }
 }
 
-fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Else connections of a process that has just ended keep the address for a minute.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    Ok(socket)
-}
-
-fn cannot_listen(section: &str, address: SocketAddr) -> String {
+fn cannot_listen(section: &str, place: &str) -> String {
     let flag = if section == "admin" { "--admin" } else { "--listen" };
-    format!("[{section}] listen: cannot listen on {address}; {flag} ADDR gives another one")
+    format!("[{section}] listen: cannot listen on {place}; {flag} ADDR gives another one")
 }
 
 /// Whether an oncegate has this address that drains, and is about to end. One that demands a certificate does not say.
@@ -291,6 +307,8 @@ pub(super) fn admin_is_guarded(address: SocketAddr, settings: &admin::Settings) 
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
+
     use super::*;
 
     fn passed(names: &[&str]) -> Inherited {
@@ -328,6 +346,29 @@ mod tests {
             }
         };
         Ok((show(&admin), server.iter().map(show).collect()))
+    }
+
+    /// Also where connections of a former process still have the address.
+    #[tokio::test]
+    async fn a_listener_that_is_paused_refuses_connections_and_keeps_its_address() {
+        let former = StdListener::bind("127.0.0.1:0").unwrap();
+        let address = former.local_addr().unwrap();
+        let client = TcpStream::connect(address).unwrap();
+        drop(former.accept().unwrap());
+        drop((former, client));
+
+        let Socket::Paused(socket) = pause(StdListener::bind(address).unwrap()).unwrap() else { panic!("it listens") };
+        assert_eq!(place_of(&socket), address.to_string());
+        let refused = |error: io::Result<()>| error.unwrap_err().kind();
+        assert_eq!(refused(TcpStream::connect(address).map(drop)), io::ErrorKind::ConnectionRefused);
+        for other in
+            [address, (Ipv4Addr::UNSPECIFIED, address.port()).into(), (Ipv6Addr::UNSPECIFIED, address.port()).into()]
+        {
+            assert_eq!(refused(StdListener::bind(other).map(drop)), io::ErrorKind::AddrInUse, "{other}");
+        }
+        let listener = resume(socket).unwrap();
+        let client = TcpStream::connect(address).unwrap();
+        assert_eq!(listener.accept().await.unwrap().1, client.local_addr().unwrap());
     }
 
     #[test]

@@ -27,11 +27,10 @@ use crate::http::request_body::{Buffered, IN_MEMORY};
 use crate::http::usage::{Account, Usage};
 use crate::idempotency::codec::{self, AcceptedRequest, Details};
 use crate::idempotency::decide::{Decision, difference};
-use crate::idempotency::delivery::{Async, met_by_delivery};
+use crate::idempotency::delivery::met_by_delivery;
 use crate::idempotency::fingerprint::Fingerprint;
 use crate::idempotency::grpc::Status;
 use crate::idempotency::identity::RecordIdHasher;
-use crate::idempotency::policy::Mode;
 use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
@@ -71,11 +70,7 @@ impl ProtectedRequest {
     /// The reply to a request that is accepted rather than run, or whose key belongs to one that was accepted. Nothing where it
     /// is to run now.
     pub(in crate::gate) async fn accepted(&self) -> Option<Reply> {
-        let policy = self.policy();
-        // A call has no way to be answered later: there the preference is ignored (RFC 7240, section 2).
-        let prefers =
-            || policy.r#async == Async::Allow && prefer::respond_async(&self.head.headers) && !self.head.is_call();
-        if policy.mode == Mode::Accept || prefers() {
+        if prefer::is_to_be_accepted(self.policy(), &self.head.method, &self.head.headers) {
             return self.accept().await;
         }
         if !self.may_have_delivery() {

@@ -183,6 +183,24 @@ impl Gate {
         };
         let (mut head, _) = Head::read(request, peer, &self.context, (id, None)).map_err(|refused| refused.problem)?;
         let record = record_at(head.uri.path()).ok_or_else(absent)?;
+        // Before the record is looked for: a wrong token gets the same answer whether there is one or not.
+        let reads_tokens = self.router.routes().iter().any(|route| route.policy.scope.has_jwt_claims());
+        let verified = if reads_tokens { self.verify(&mut head).await } else { Ok(()) };
+        match (self.status_of_caller(head, record, verified.is_ok()).await, verified) {
+            (Err(StatusRefusal { problem, .. }), Err(wrong_token)) if problem.code == Code::NoRoute => {
+                Err(wrong_token.into())
+            }
+            (asked, _) => asked,
+        }
+    }
+
+    /// The same of a record, which a route may have whose scope needs a verified token.
+    async fn status_of_caller(
+        &self,
+        head: Head,
+        record: RecordId,
+        is_verified: bool,
+    ) -> Result<StatusRequest<'_>, StatusRefusal<'_>> {
         let found = timeout(self.settings.settle_timeout, self.find_accepted(record)).await;
         let (origin, found) = found.map_err(|_| away())?.map_err(|_| away())?.ok_or_else(absent)?;
         let route = self.router.routes().iter().find(|route| route.name == origin.route).ok_or_else(absent)?;
@@ -190,8 +208,8 @@ impl Gate {
         if !(route.policy.accepts() || found.is_accepted()) {
             return Err(absent().into());
         }
-        if route.policy.scope.has_jwt_claims() {
-            self.verify(&mut head).await?;
+        if route.policy.scope.has_jwt_claims() && !is_verified {
+            return Err(absent().into());
         }
         self.is_of_caller(route, &head, record, &found).map_err(|problem| {
             let docs = (problem.code == Code::CallerDiffers).then_some(route.policy.docs.as_deref()).flatten();

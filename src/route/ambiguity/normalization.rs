@@ -185,7 +185,7 @@ fn without_parameters(segment: &[u8]) -> &[u8] {
     segment.split(|byte| *byte == b';').next().unwrap_or_default()
 }
 
-/// Without white space and control characters at the end, which many servers trim: Unicode's too, in UTF-8 and in Latin-1, since
+/// Without white space and control characters at the ends, which many servers trim: Unicode's too, in UTF-8 and in Latin-1, since
 /// many languages trim those. JavaScript takes the byte order mark for white space.
 fn without_space(mut segment: &[u8]) -> &[u8] {
     let is_space = |end: &[u8]| match (end, str::from_utf8(end)) {
@@ -201,6 +201,12 @@ fn without_space(mut segment: &[u8]) -> &[u8] {
         is_space(end).then_some(before)
     }) {
         segment = before;
+    }
+    while let Some(after) = (1..=3).rev().find_map(|length| {
+        let (begin, after) = segment.split_at_checked(length)?;
+        is_space(begin).then_some(after)
+    }) {
+        segment = after;
     }
     segment
 }

@@ -93,9 +93,14 @@ fn done(step: usize, path: &str) -> String {
         6 => path.split(['\0', '?', '#']).next().unwrap().to_owned(),
         7 => std::iter::repeat_n((), 9).fold(path.to_owned(), |path, ()| path.replace("//", "/")),
         8 => each_piece(path, |piece| {
-            std::iter::successors(Some(piece), |rest| SPACES.iter().find_map(|space| rest.strip_suffix(&**space)))
-                .last()
-                .unwrap()
+            let mut piece = piece;
+            while let Some(rest) = SPACES.iter().find_map(|space| piece.strip_suffix(&**space)) {
+                piece = rest;
+            }
+            while let Some(rest) = SPACES.iter().find_map(|space| piece.strip_prefix(&**space)) {
+                piece = rest;
+            }
+            piece
         }),
         9 => each_piece(path, |piece| match piece.trim_end_matches(' ') {
             dots @ ("." | "..") => dots,

@@ -151,7 +151,10 @@ fn escaped_text(out: &mut Vec<u8>, text: &str, most: usize) {
         }
         match char {
             '"' | '\\' => out.extend_from_slice(&[b'\\', char as u8]),
-            char if char.is_control() => drop(write!(out, "\\u{:04x}", u32::from(char))),
+            // Some readers take the first two for line ends. The others change the order in which a terminal shows a line.
+            char if char.is_control() || matches!(char, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') => {
+                drop(write!(out, "\\u{:04x}", u32::from(char)))
+            }
             char => out.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes()),
         }
     }

@@ -3,9 +3,10 @@
 use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use prometheus::IntCounter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -21,6 +22,12 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// A pipe that can be written to takes so many bytes without waiting (PIPE_BUF).
 const AT_ONCE: usize = 4096;
+
+/// Every line that was lost: a process has one log.
+pub(super) static LOST: LazyLock<IntCounter> = LazyLock::new(|| {
+    let help = "Lines of the log that standard error did not take: its reader had stopped, or its disk was full.";
+    IntCounter::new("oncegate_log_lost_total", help).expect("a valid name")
+});
 
 /// Writes lines to a descriptor. Where that takes nothing for a second, as a pipe whose reader has stopped, lines are lost until
 /// it does again, and then a line says how many. A file takes everything, or fails.
@@ -64,6 +71,7 @@ impl<F: AsFd> LineWriter<F> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = state.patience();
         if !self.takes(patience)? {
+            LOST.inc();
             state.lose(1);
             return Ok(());
         }
@@ -88,11 +96,13 @@ impl<F: AsFd> LineWriter<F> {
                 Some(Err(rustix::io::Errno::INTR)) => {}
                 // Its reader has stopped; or whoever made the pipe wants no one to wait for it.
                 None | Some(Err(rustix::io::Errno::AGAIN)) => {
+                    LOST.inc();
                     state.is_torn = was_torn || written > 0;
                     state.lose(if written < before { lost + 1 } else { 1 });
                     return Ok(());
                 }
                 Some(Err(error)) => {
+                    LOST.inc();
                     state.is_torn = was_torn || written > 0;
                     return Err(error.into());
                 }

@@ -72,7 +72,9 @@ fn data_of_an_answer_that_has_no_content_are_dropped() {
     for (status, head, body) in [(204, 0x89, "buffer"), (304, 0x8b, "stream")] {
         let upstream = H2::start(&[], move |mut conn| {
             while let Some(stream) = conn.request() {
-                conn.send(HEADERS, END_HEADERS, stream, &[head]);
+                // A 304 may have a length, which is that of the answer that it stands for: literal, with the indexed name 28.
+                let length: &[u8] = if status == 304 { b"\x0f\x0d\x014" } else { b"" };
+                conn.send(HEADERS, END_HEADERS, stream, &[&[head], length].concat());
                 conn.send(DATA, 0, stream, b"da");
                 conn.send(DATA, END_STREAM, stream, b"ta");
             }
@@ -84,7 +86,8 @@ fn data_of_an_answer_that_has_no_content_are_dropped() {
             [(passed, ""), (client.post("/pay", "k", "10"), "executed"), (client.post("/pay", "k", "10"), "replayed")]
         {
             answer.expect(status, word);
-            assert_eq!((answer.get("content-length"), &*answer.body), ("", b"".as_slice()), "{status} {word}");
+            let length = if status == 304 { "4" } else { "" };
+            assert_eq!((answer.get("content-length"), &*answer.body), (length, b"".as_slice()), "{status} {word}");
         }
         let replayed = gate.post("/pay", "k", "10");
         assert_eq!((replayed.status, replayed.text()), (status, String::new()), "{}", replayed.show());
