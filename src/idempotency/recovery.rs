@@ -228,8 +228,15 @@ impl ProbePath {
         self.expand(key.as_str(), id)
     }
 
-    /// The key is percent-encoded but for unreserved characters (RFC 3986, section 2.3). A slash in a path has no encoding that all upstreams
-    /// read alike: some decode it before they look for the resource, and say 404 of a key that they know.
+    /// Whether a 404 or 410 says that nothing is known of this key. It does not where the path has a slash of the key: many servers
+    /// decode `%2F` before they look for the resource, and say 404 of a key that they know.
+    #[must_use]
+    pub fn tells_absence(&self, key: &Key) -> bool {
+        let in_path = self.0.iter().take_while(|piece| !matches!(piece, Piece::Text(text) if text.contains('?')));
+        !has_slash(key.as_str()) || !in_path.into_iter().any(|piece| matches!(piece, Piece::Key))
+    }
+
+    /// The key is percent-encoded but for unreserved characters (RFC 3986, section 2.3).
     fn expand(&self, key: &str, id: &RecordId) -> Option<Uri> {
         let mut out = String::new();
         for piece in &self.0 {
@@ -238,7 +245,7 @@ impl ProbePath {
                 Piece::Id => {
                     let _ = write!(out, "{id}");
                 }
-                Piece::Key if !out.contains('?') && key.contains(['/', '\\']) => return None,
+                Piece::Key if !out.contains('?') && has_odd_segment(key) => return None,
                 Piece::Key => {
                     for byte in key.bytes() {
                         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -253,6 +260,17 @@ impl ProbePath {
         let path = out.split('?').next().unwrap_or_default();
         if has_dot_segment(path) { None } else { out.parse().ok() }
     }
+}
+
+/// Whether a key of several segments has one that is empty or made of dots: where slashes are decoded and merged, another path is
+/// meant.
+fn has_odd_segment(key: &str) -> bool {
+    let is_odd = |segment: &str| ["", ".", ".."].contains(&segment);
+    has_slash(key) && key.split(['/', '\\']).any(is_odd)
+}
+
+fn has_slash(key: &str) -> bool {
+    key.contains(['/', '\\'])
 }
 
 /// Whether a path has a `.` or `..` that an upstream or a proxy before it may resolve (RFC 3986, section 5.2.4), be it one that
@@ -315,18 +333,30 @@ mod tests {
     #[test]
     fn a_key_cannot_leave_its_place() {
         let path = ProbePath::parse("/v1/by-key/{key}?record={id}").unwrap();
-        let uri = path.expand("a..b?c#d%25 é", &RecordId([0xab; 32])).unwrap();
-        assert_eq!(uri.path(), "/v1/by-key/a..b%3Fc%23d%2525%20%C3%A9");
+        let uri = path.expand("a/..b?c#d%25 é", &RecordId([0xab; 32])).unwrap();
+        assert_eq!(uri.path(), "/v1/by-key/a%2F..b%3Fc%23d%2525%20%C3%A9");
         assert_eq!(uri.query(), Some(&*format!("record={}", "ab".repeat(32))));
         assert_eq!(path.to_string(), "/v1/by-key/{key}?record={id}");
         let asked = |text: &str, key: &str| ProbePath::parse(text).unwrap().expand(key, &RecordId([0; 32])).is_some();
-        for key in
-            [".", "..", "../..", "a/../b", "a/.", "..\\a", "/", "//", "a/", "/a", "a//b", "a\\", "2026/11/7", "a\\b"]
-        {
+        for key in [".", "..", "../..", "a/../b", "a/.", "..\\a", "/", "//", "a/", "/a", "a//b", "a\\"] {
             assert!(!asked("/v1/by-key/{key}", key), "{key}");
             assert!(asked("/v1/by-key?key={key}", key), "{key}");
         }
         assert!(!asked("/v1/.{key}", ".") && asked("/v1/{key}", "...") && asked("/v1/by-{key}", ".."));
+    }
+
+    #[test]
+    fn what_is_not_found_of_a_key_with_a_slash_in_the_path_may_be_there() {
+        for (path, key, expected) in [
+            ("/v1/by-key/{key}", "2026-11-7", true),
+            ("/v1/by-key/{key}", "2026/11/7", false),
+            ("/v1/{key}?id={id}", "\"a\\\\b\"", false),
+            ("/v1/charges?key={key}", "2026/11/7", true),
+            ("/v1/charges/{id}", "2026/11/7", true),
+        ] {
+            let key = Key::parse(key, 255).unwrap();
+            assert_eq!(ProbePath::parse(path).unwrap().tells_absence(&key), expected, "{path} {}", key.as_str());
+        }
     }
 
     #[test]

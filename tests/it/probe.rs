@@ -70,6 +70,20 @@ fn what_the_upstream_has_is_the_answer_from_then_on() {
     assert_eq!(question.start_line(), format!("GET /by-key/k_1%2F%25?record={id} HTTP/1.1"));
 }
 
+/// Many servers decode `%2F` before they look for the resource, and know nothing of that path.
+#[test]
+fn what_is_not_found_of_a_key_with_a_slash_does_not_run_again() {
+    let upstream = forgetful(|_| Reply::status("404 Not Found", ""));
+    let gate = gate_before(&upstream, NOW);
+    for (key, runs) in [("2026/11/7", 1), ("2026-11-7", 2)] {
+        lost(&gate, key);
+        let retry = gate.post("/charges", key, "{}");
+        assert_eq!(retry.word(), if runs == 1 { "outcome-unknown" } else { "executed" }, "{}", retry.show());
+        assert_eq!(upstream.runs_of(key), runs, "{key}");
+    }
+    assert_eq!(count(&upstream, "GET"), 2);
+}
+
 #[test]
 fn a_question_has_the_headers_of_the_retry_but_those_of_its_body_its_key_and_its_conditions() {
     let upstream = forgetful(|_| Reply::ok("x"));

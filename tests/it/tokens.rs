@@ -10,6 +10,7 @@ use ring::hmac;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
 
+use crate::accept::is_refused_here;
 use crate::examples::Example;
 use crate::reload::reload;
 use crate::support::gate::Plan;
@@ -88,6 +89,32 @@ fn expect_unverified(gate: &Gate, request: &Request) -> Response {
     assert_eq!(refused.json()["retryable"], false);
     assert!(gate.records("limit=10").is_empty(), "{}", refused.show());
     refused
+}
+
+/// Whoever can guess the id of a record does not learn whether there is one.
+#[test]
+fn a_wrong_token_gets_one_answer_whether_an_accepted_request_is_there_or_not() {
+    if is_refused_here() {
+        return;
+    }
+    let (upstream, own, other) = (upstream(), Signer::new("a"), Signer::new("a"));
+    let gate = verifying(&upstream, &[&own], "").defaults("scope = [\"jwt:sub\"]\nmode = \"accept\"").start();
+    let bearer = |signer: &Signer, subject: &str| format!("Bearer {}", signer.token(&format!("\"sub\":\"{subject}\"")));
+    let ann = bearer(&own, "ann");
+    let accepted = Request::post("/charges").key("k").header("Authorization", &ann).body(BODY).send(&gate);
+    let location = accepted.expect(202, "accepted").get("location").expect("a location");
+    let none = format!("{}{}", &location[..location.len() - 4], "0000");
+    let status = |location: &str, token: &str| {
+        let answer = Request::get(location).header("Authorization", token).send(&gate);
+        answer.status
+    };
+    assert_eq!(status(&location, &ann), 200);
+    for wrong in ["Bearer junk", &bearer(&other, "ann")] {
+        for location in [&location, &none] {
+            assert_eq!(status(location, wrong), 401, "{wrong}");
+        }
+    }
+    assert_eq!((status(&location, &bearer(&own, "bob")), status(&none, &ann)), (404, 404));
 }
 
 #[test]

@@ -117,7 +117,8 @@ impl ProtectedRequest {
         let Recovery::Probe(probe) = &self.policy().recovery else { return Probed::NOTHING };
         let Some(target) = probe.path.target(&self.key, &self.id) else { return Probed::NOTHING };
         let asked = Question::of(self, target).ask().await;
-        Probed::new(Some(self.head.id), self.id, self.head.is_call(), &self.state, asked)
+        let tells_absence = probe.path.tells_absence(&self.key);
+        Probed::new(Some(self.head.id), self.id, self.head.is_call(), tells_absence, &self.state, asked)
     }
 }
 
@@ -152,6 +153,7 @@ impl Probed {
         request: Option<RequestId>,
         record: RecordId,
         is_call: bool,
+        tells_absence: bool,
         state: &RouteState,
         asked: Result<Inquired, Problem>,
     ) -> Self {
@@ -162,6 +164,7 @@ impl Probed {
                 let said = match Finding::of(status) {
                     // The client of a call could not read another answer, and a call that failed tells nothing of this one.
                     Finding::Done if is_call && !is_call_that_succeeded(&inquired.answer) => Finding::Unclear,
+                    Finding::Absent if !tells_absence => Finding::Unclear,
                     finding => finding,
                 };
                 let asker = if request.is_some() { Asker::Retry } else { Asker::Worker };

@@ -142,14 +142,16 @@ impl Gate {
             return Ok(());
         }
         // A record from before `every` was set has none.
-        let Some(target) = details.key.as_ref().and_then(|key| probe.path.target(key, &id)) else { return Ok(()) };
+        let Some(key) = &details.key else { return Ok(()) };
+        let Some(target) = probe.path.target(key, &id) else { return Ok(()) };
+        let tells_absence = probe.path.tells_absence(key);
         let Ok(attempt) = self.settings.tokens.next() else { return Ok(()) };
         let (store, lock_id) = (&self.shared.store, self.identifiers.first.probe_lock(id));
         let lock = lock_of(upstream, &probe.path, attempt, state.origin, head);
         let lock = ProbeLock::take(Arc::clone(store), lock_id, lock).await;
         let Some(_lock) = lock.map_err(Stopped::Store)? else { return Ok(()) };
         let asked = Question::of_worker(self, upstream, target, probe).ask().await;
-        let probed = Probed::new(None, id, details.is_call, state, asked);
+        let probed = Probed::new(None, id, details.is_call, tells_absence, state, asked);
         let end = match probed.finding {
             Finding::Done => probed.end(&route.policy),
             // Nothing is here to run: a retry does.

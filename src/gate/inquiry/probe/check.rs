@@ -145,7 +145,9 @@ impl ProtectedRequest {
         if !check.checks.take_turn() {
             return;
         }
-        let Some(target) = check.probe.path.target(&self.key, &self.id) else {
+        let path = &check.probe.path;
+        // What an upstream may not find of this key says nothing of others.
+        let Some(target) = path.target(&self.key, &self.id).filter(|_| path.tells_absence(&self.key)) else {
             return check.checks.pass_turn_on();
         };
         let headers = Question::of(self, target.clone()).into_headers();
