@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use crate::http::connection_memory::ConnectionMemory;
 use crate::http::fair_share::Party;
-use crate::http::forwarding::{Forwarding, PeerInfo, new_request_id, trace};
+use crate::http::forwarding::{Forwarding, MalformedForwarded, PeerInfo, new_request_id, trace};
 use crate::http::headers::{
     ForwardingInfo, OwnHeaders, Via, has_unambiguous_framing, is_host, is_usual_host, normal_host,
 };
@@ -98,8 +98,9 @@ impl Head {
             Some(name) => body.without_trailer(name.clone()),
             None => body,
         };
-        match Self::check(&parts, peer.is_secure, context) {
-            Ok(host) => Ok((Self::framed(parts, host, upgrade, peer, context, told), body)),
+        let host = Self::check(&parts, peer.is_secure, context);
+        match host.and_then(|host| Ok((host, Self::client(&parts, &peer, context)?))) {
+            Ok(from) => Ok((Self::framed(parts, from, upgrade, peer, context, told), body)),
             Err(problem) => Err(Box::new(RefusedHead { problem, parts })),
         }
     }
@@ -113,7 +114,8 @@ impl Head {
             return Err(bad("where the request ends is in doubt (RFC 9112, 6)"));
         }
         let host = Self::check(&parts, peer.is_secure, context)?;
-        Ok(Self::framed(parts, host, None, peer, context, (new_request_id(), None)))
+        let client = Self::client(&parts, &peer, context)?;
+        Ok(Self::framed(parts, (host, client), None, peer, context, (new_request_id(), None)))
     }
 
     /// The host of a request that an upstream may see.
@@ -125,16 +127,24 @@ impl Head {
         host(parts, is_secure)
     }
 
+    /// The address of its client.
+    fn client(parts: &Parts, peer: &Peer, context: &ForwardingContext) -> Result<IpAddr, Problem> {
+        if !peer.may_be_trusted {
+            return Ok(peer.ip);
+        }
+        let client = context.forwarding.client(peer.ip, &parts.headers);
+        client.map_err(|MalformedForwarded| bad("the header Forwarded is malformed (RFC 7239, 4)"))
+    }
+
     /// Of a head whose framing is beyond doubt, as [`crate::http::http1`] sees to.
     fn framed(
         parts: Parts,
-        host: Option<Host>,
+        (host, client): (Option<Host>, IpAddr),
         upgrade: Option<Upgrade>,
         peer: Peer,
         context: &Arc<ForwardingContext>,
         (id, notes): (RequestId, Option<Arc<Notes>>),
     ) -> Self {
-        let client = if peer.may_be_trusted { context.forwarding.client(peer.ip, &parts.headers) } else { peer.ip };
         if let Some(notes) = &notes {
             notes.note(|noted| noted.client = Some(client));
         }
@@ -164,7 +174,9 @@ impl Head {
         let (mut parts, ()) = Request::new(()).into_parts();
         (parts.method, parts.uri, parts.version, parts.headers) = (method, target, version, headers);
         let host = Self::check(&parts, is_secure, context)?;
-        Ok(Self::framed(parts, host, None, peer, context, (request, None)))
+        // One that an earlier version kept may have what is refused today.
+        let client = Self::client(&parts, &peer, context).unwrap_or(peer.ip);
+        Ok(Self::framed(parts, (host, client), None, peer, context, (request, None)))
     }
 
     /// The same head, of a request that asks for no upgrade.

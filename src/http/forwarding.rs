@@ -101,6 +101,10 @@ impl PeerInfo<'_> {
     }
 }
 
+/// A `Forwarded` line that violates RFC 7239, section 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MalformedForwarded;
+
 impl Forwarding {
     /// Whether this address is a trusted proxy's.
     #[must_use]
@@ -110,21 +114,24 @@ impl Forwarding {
 
     /// The client that a request comes from: the nearest address that is not trusted. Where a header names none, or goes
     /// on with what is no address (`unknown`, an obfuscated identifier), it is the last one that is known.
-    #[must_use]
-    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    ///
+    /// # Errors
+    /// A `Forwarded` line is malformed: what a client wrote and what a proxy appended to it cannot be told apart.
+    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Result<IpAddr, MalformedForwarded> {
         if self.trusted.is_empty() || !self.trusts(peer) {
-            return peer;
+            return Ok(peer);
         }
-        let client_of = |name: HeaderName, read: fn(&str) -> Option<Vec<Cow<'_, str>>>| {
-            headers.contains_key(&name).then(|| self.nearest(peer, headers, &name, read))
+        let client_of = |is_read: bool, name: HeaderName, read: fn(&str) -> Option<Vec<Cow<'_, str>>>| {
+            let is_there = is_read && headers.contains_key(&name);
+            is_there.then(|| self.nearest(peer, headers, &name, read)).transpose()
         };
-        let x_forwarded = self.style.has_x_forwarded().then(|| client_of(X_FORWARDED_FOR, addresses)).flatten();
-        let rfc_7239 = self.style.has_rfc_7239().then(|| client_of(FORWARDED, forwarded_for)).flatten();
-        match (x_forwarded, rfc_7239) {
+        let x_forwarded = client_of(self.style.has_x_forwarded(), X_FORWARDED_FOR, addresses)?;
+        let rfc_7239 = client_of(self.style.has_rfc_7239(), FORWARDED, forwarded_for)?;
+        Ok(match (x_forwarded, rfc_7239) {
             (Some(one), Some(other)) if one != other => peer,
             (Some(client), _) | (None, Some(client)) => client,
             (None, None) => peer,
-        }
+        })
     }
 
     /// From the right, that is from the proxy before us to the client.
@@ -134,22 +141,21 @@ impl Forwarding {
         headers: &HeaderMap,
         name: &HeaderName,
         read: fn(&str) -> Option<Vec<Cow<'_, str>>>,
-    ) -> IpAddr {
+    ) -> Result<IpAddr, MalformedForwarded> {
         let mut last = peer;
         let lines: Vec<_> = headers.get_all(name).iter().collect();
         for line in lines.into_iter().rev() {
-            // A trusted proxy would not have written a malformed line.
             let line = String::from_utf8_lossy(line.as_bytes());
-            let Some(entries) = read(&line) else { return last };
+            let entries = read(&line).ok_or(MalformedForwarded)?;
             for entry in entries.iter().rev() {
-                let Some(address) = address(entry) else { return last };
+                let Some(address) = address(entry) else { return Ok(last) };
                 last = address;
                 if !self.trusts(address) {
-                    return address;
+                    return Ok(address);
                 }
             }
         }
-        last
+        Ok(last)
     }
 
     /// Writes the forwarding headers to `out`: the trusted entries of `was`, then this hop. `out` has none of
@@ -393,7 +399,8 @@ mod tests {
     #[track_caller]
     fn client(style: Style, peer: &str, lines: &[(&'static str, &'static str)], expected: &str) {
         let found = forwarding(style).client(peer.parse().unwrap(), &map(lines));
-        assert_eq!(found.to_string(), expected, "{peer} {lines:?}");
+        let found = found.map_or_else(|MalformedForwarded| "malformed".to_owned(), |client| client.to_string());
+        assert_eq!(found, expected, "{peer} {lines:?}");
     }
 
     #[test]
@@ -445,19 +452,23 @@ mod tests {
             ("for=1.1.1.1, for=\"_gazonk\"", "10.0.0.1"),
             ("for=1.1.1.1, proto=http", "10.0.0.1"),
             // A client's open quotation mark and what a proxy appends.
-            ("for=\"x, for=198.51.100.7", "10.0.0.1"),
-            ("for=1.1.1.1;x=\", for=198.51.100.7;host=\"h\"", "10.0.0.1"),
-            ("for=1.1.1.1;x=\", for=\"[2001:db8::7]\"", "10.0.0.1"),
-            ("for=1.1.1.1;for=2.2.2.2", "10.0.0.1"),
-            ("for =1.1.1.1", "10.0.0.1"),
-            ("for=", "10.0.0.1"),
-            ("198.51.100.7", "10.0.0.1"),
+            ("for=\"x, for=198.51.100.7", "malformed"),
+            ("for=1.1.1.1;x=\", for=198.51.100.7;host=\"h\"", "malformed"),
+            ("for=1.1.1.1;x=\", for=\"[2001:db8::7]\"", "malformed"),
+            ("for=1.1.1.1;for=2.2.2.2", "malformed"),
+            ("for =1.1.1.1", "malformed"),
+            ("for=", "malformed"),
+            ("198.51.100.7", "malformed"),
             ("", "10.0.0.1"),
         ] {
             client(Style::Rfc7239, "10.0.0.1", &[("forwarded", line)], expected);
             client(Style::Both, "10.0.0.1", &[("forwarded", line)], expected);
         }
         client(Style::Rfc7239, "10.0.0.1", &[("x-forwarded-for", "198.51.100.7")], "10.0.0.1");
+        // What a client has sent to a proxy that adds a line of its own is not looked at.
+        let apart = [("forwarded", "for=\"x"), ("forwarded", "for=198.51.100.7")];
+        client(Style::Rfc7239, "10.0.0.1", &apart, "198.51.100.7");
+        client(Style::Rfc7239, "192.0.2.1", &apart, "192.0.2.1");
     }
 
     #[test]

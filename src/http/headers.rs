@@ -90,6 +90,11 @@ fn is_taken_for<'a>(name: &str, configured: impl Iterator<Item = &'a HeaderName>
     meant.into_iter().any(folds_to)
 }
 
+/// Whether a trailer passes for a reserved field, or for the gate's own, at a server that hands them on as variables.
+pub(super) fn is_reserved_alias(name: &HeaderName, own: Option<&HeaderName>) -> bool {
+    is_taken_for(name.as_str(), FORBIDDEN_TRAILERS.iter().chain(&forwarding::NAMES).chain([&ATTEMPT]).chain(own))
+}
+
 /// Fields that are not allowed as trailers.
 const FORBIDDEN_TRAILERS: [HeaderName; 16] = [
     HeaderName::from_static("x-api-key"),

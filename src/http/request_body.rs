@@ -18,7 +18,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use super::body::{self, Body, Progress};
 use super::fault::Fault;
-use super::headers::without_forbidden_fields;
+use super::headers::{is_reserved_alias, without_forbidden_fields};
 use super::http1::judge_trailer_fields;
 use super::limits::Limits;
 use super::spool::{self, SpoolFile, SpoolReader, SpoolWriter};
@@ -217,10 +217,15 @@ impl http_body::Body for RequestBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ReadError>>> {
         let mut polled = self.poll_judged(cx);
-        if let (Poll::Ready(Some(Ok(frame))), Some(name)) = (&mut polled, &self.withheld)
+        if let Poll::Ready(Some(Ok(frame))) = &mut polled
             && let Some(trailers) = frame.trailers_mut()
         {
-            trailers.remove(name);
+            let own = self.withheld.as_ref();
+            let is_dropped = |name: &&HeaderName| own == Some(*name) || is_reserved_alias(name, own);
+            let dropped: Vec<HeaderName> = trailers.keys().filter(is_dropped).cloned().collect();
+            for name in dropped {
+                trailers.remove(name);
+            }
         }
         polled
     }

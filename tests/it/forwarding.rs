@@ -246,7 +246,8 @@ fn trailers_arrive_without_what_no_client_may_say() {
         let mut client = Client::connect(gate.address);
         client.send(format!(
             "POST /x HTTP/1.1\r\nHost: a\r\n{key}Trailer: X-Sum, Idempotency-Attempt\r\nTransfer-Encoding: chunked\r\n\r\n\
-             1\r\na\r\n0\r\nX-Sum: 9\r\nIdempotency-Attempt: forged\r\n\r\n"
+             1\r\na\r\n0\r\nX-Sum: 9\r\nIdempotency-Attempt: forged\r\nIdempotency_Attempt: forged\r\n\
+             X_Forwarded_For: 192.0.2.1\r\nX.Api.Key: forged\r\n\r\n"
         ));
         assert_eq!(client.response().status, 200);
         let trailers = upstream.last().body.trailers;

@@ -233,7 +233,9 @@ async fn may_use(client: &Client) -> Result<(), OpenError> {
         WHERE NOT has_table_privilege(to_regclass('oncegate.' || t), p)";
     let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;
     match row.get::<_, Option<String>>(0) {
-        Some(missing) => Err(OpenError::Denied(format!("rights are missing on the tables of the schema ({missing})"))),
+        Some(missing) => {
+            Err(OpenError::Denied(format!("permission denied for tables of the schema oncegate ({missing})")))
+        }
         None => Ok(()),
     }
 }
