@@ -122,7 +122,8 @@ fn done(step: usize, path: &str) -> String {
             let end = path.char_indices().skip(2).find(|(_, char)| is_slash(*char)).map_or(path.len(), |(at, _)| at);
             match is_reference {
                 true if end == path.len() => "/".to_owned(),
-                true => path[end..].to_owned(),
+                // A server for which a backslash ends the host takes it for the slash at the start.
+                true => format!("/{}", &path[end + 1..]),
                 false => path.to_owned(),
             }
         }
