@@ -174,7 +174,7 @@ impl Head {
         let (mut parts, ()) = Request::new(()).into_parts();
         (parts.method, parts.uri, parts.version, parts.headers) = (method, target, version, headers);
         let host = Self::check(&parts, is_secure, context)?;
-        // One that an earlier version kept may have what is refused today.
+        // An earlier version may have kept a request with a header that is refused today.
         let client = Self::client(&parts, &peer, context).unwrap_or(peer.ip);
         Ok(Self::framed(parts, (host, client), None, peer, context, (request, None)))
     }

@@ -91,7 +91,7 @@ fn expect_unverified(gate: &Gate, request: &Request) -> Response {
     refused
 }
 
-/// Whoever can guess the id of a record does not learn whether there is one.
+/// A client that can guess the id of a record does not learn whether the record exists.
 #[test]
 fn a_wrong_token_gets_one_answer_whether_an_accepted_request_is_there_or_not() {
     if is_refused_here() {

@@ -7,7 +7,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::config::Resolved;
 use crate::http::spool;
 
-/// What is kept for these at least, where that leaves a quarter: an idle gate has about 40 open.
+/// At least so many files are kept for other uses, as long as that leaves a quarter to connections. An idle gate has about 40 open.
 const FEWEST_OTHERS: u64 = 64;
 
 /// Files besides the connections that are counted: the store, the admin listener, connections that are being refused,

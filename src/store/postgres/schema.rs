@@ -223,7 +223,8 @@ pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
     }
 }
 
-/// Whether this user may do with the tables what the gate does: what is rare would fail late. Of a former schema some are missing.
+/// Checks that this user has each right on the tables that the gate uses: a rare operation would fail late. A former schema lacks some of
+/// the tables.
 async fn may_use(client: &Client) -> Result<(), OpenError> {
     let question = "SELECT string_agg(t || ': ' || p, ', ' ORDER BY t, p)
         FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity', 'audit', 'delivery', 'paused']) t,

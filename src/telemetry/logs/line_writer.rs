@@ -94,7 +94,7 @@ impl<F: AsFd> LineWriter<F> {
             match is_taken.then(|| rustix::io::write(&self.to, &left[..left.len().min(AT_ONCE)])) {
                 Some(Ok(count)) => written += count,
                 Some(Err(rustix::io::Errno::INTR)) => {}
-                // Its reader has stopped; or whoever made the pipe wants no one to wait for it.
+                // Its reader has stopped, or the pipe does not block.
                 None | Some(Err(rustix::io::Errno::AGAIN)) => {
                     LOST.inc();
                     state.is_torn = was_torn || written > 0;
