@@ -2,6 +2,7 @@
 //!
 //! A test compares. To accept a change: `ONCEGATE_BLESS=1 cargo test golden`, then read the difference.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -183,7 +184,11 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the leader runs another request", running(Some(Decision::Reused))),
         ("the leader found an attempt in flight", found(in_flight())),
         ("the leader found an answer", found(completed())),
+        ("the leader found an unknown outcome", found(Decision::Unknown)),
         ("the leader found an unknown outcome that is being probed", found(Decision::Probe)),
+        ("the leader found a record of another request", found(Decision::Reused)),
+        ("the leader found a record of another caller", found(Decision::CallerDiffers)),
+        ("the leader found a record that cannot be read", found(Decision::Unreadable)),
         ("the leader found a record that does not count", found(Decision::Supersede)),
         ("the leader found no record", Event::Followed(Followed::Absent)),
         (
@@ -206,7 +211,11 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the record had changed meanwhile", Event::NotSuperseded),
         ("the store has an attempt in flight", exists(in_flight())),
         ("the store has an answer", exists(completed())),
+        ("the store has an unknown outcome", exists(Decision::Unknown)),
         ("the store has an unknown outcome that may be probed", exists(Decision::Probe)),
+        ("the store has a record of another request", exists(Decision::Reused)),
+        ("the store has a record of another caller", exists(Decision::CallerDiffers)),
+        ("the store has a record that cannot be read", exists(Decision::Unreadable)),
         ("the store has a record that does not count", exists(Decision::Supersede)),
         (
             "the store has this very claim, unknown by now",
@@ -217,6 +226,9 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the record is an unknown outcome that may be probed", looked(Decision::Probe)),
         ("the record does not count", looked(Decision::Supersede)),
         ("the record is an unknown outcome", looked(Decision::Unknown)),
+        ("the record is of another request", looked(Decision::Reused)),
+        ("the record is of another caller", looked(Decision::CallerDiffers)),
+        ("the record cannot be read", looked(Decision::Unreadable)),
         (
             "the record is this request's own claim, unknown by now",
             Event::Looked(Some(RecordView { is_own: true, ..view(Decision::Unknown) })),
@@ -327,6 +339,8 @@ fn reply_in_words(reply: &Reply) -> String {
             format!("409 `in-flight` ({} so far{left})", seconds(*elapsed))
         }
         Reply::Decided { decision: Decision::Reused, .. } => "422 `key-reused`".to_owned(),
+        Reply::Decided { decision: Decision::CallerDiffers, .. } => "422 `caller-differs`".to_owned(),
+        Reply::Decided { decision: Decision::Unreadable, .. } => "503 `store-unavailable`".to_owned(),
         Reply::Decided { decision: Decision::Unknown, .. } => "409 `outcome-unknown`".to_owned(),
         Reply::Recovered => "with what the upstream said, `recovered`".to_owned(),
         Reply::Decided { .. } => "what the record says".to_owned(),
@@ -343,6 +357,88 @@ fn reply_in_words(reply: &Reply) -> String {
         Reply::Attempted(Some(SettleResult::Done)) => "with the attempt's outcome".to_owned(),
         Reply::Attempted(Some(SettleResult::CompletedOtherwise)) => "with the recorded answer".to_owned(),
         Reply::Attempted(Some(SettleResult::Lost) | None) => "with the upstream's answer, `unrecorded`".to_owned(),
+    }
+}
+
+/// The number of an event among all that there are. With a new one this does not compile: then it goes to [`events`], and to those
+/// of `properties.rs`.
+pub(super) fn number_of(event: &Event) -> usize {
+    match event {
+        Event::Begin => 0,
+        Event::Leads => 1,
+        Event::Follows => 2,
+        Event::Followed(_) => 3,
+        Event::Permitted => 4,
+        Event::Retired => 5,
+        Event::Barred => 6,
+        Event::Claimed => 7,
+        Event::OtherId => 8,
+        Event::NotSuperseded => 9,
+        Event::Exists(_) => 10,
+        Event::Looked(_) => 11,
+        Event::StoreFailed { .. } => 12,
+        Event::Failed => 13,
+        Event::ProbeLocked => 14,
+        Event::ProbeTaken => 15,
+        Event::ProbeFree => 16,
+        Event::Probed(_) => 17,
+        Event::AttemptEnded => 18,
+        Event::AttemptLost => 19,
+        Event::Resumed => 20,
+        Event::Settled(_) => 21,
+        Event::WaitSlotAcquired => 22,
+        Event::WaitSlotsFull => 23,
+        Event::Changed => 24,
+        Event::Timeout => 25,
+        Event::ClientLeft => 26,
+        Event::ShuttingDown => 27,
+    }
+}
+
+/// How many events there are.
+pub(super) const EVENTS: usize = 28;
+
+/// What the store can have, one by one. With a new decision this does not compile: then it goes to [`events`].
+fn number_of_decision(decision: &Decision) -> usize {
+    match decision {
+        Decision::Supersede => 0,
+        Decision::Reused => 1,
+        Decision::CallerDiffers => 2,
+        Decision::InFlight(_) => 3,
+        // An answer, whether its body was kept or not.
+        Decision::Replay(_) | Decision::NotStored(_) => 4,
+        Decision::Unknown => 5,
+        Decision::Probe => 6,
+        Decision::Unreadable => 7,
+    }
+}
+
+const DECISIONS: usize = 8;
+
+#[test]
+fn no_event_is_left_out() {
+    let events = events();
+    // The one that each situation has at its own time.
+    let listed = events.iter().map(|(_, event)| number_of(event)).chain([number_of(&Event::Timeout)]);
+    assert_eq!(listed.collect::<BTreeSet<_>>(), (0..EVENTS).collect());
+    let met = |of: fn(&Event) -> Option<&Decision>| {
+        let decisions = events.iter().filter_map(|(_, event)| of(event)).map(number_of_decision);
+        decisions.collect::<BTreeSet<_>>()
+    };
+    let exists = met(|event| match event {
+        Event::Exists(view) => Some(&view.decision),
+        _ => None,
+    });
+    let looked = met(|event| match event {
+        Event::Looked(view) => view.as_ref().map(|view| &view.decision),
+        _ => None,
+    });
+    let found = met(|event| match event {
+        Event::Followed(Followed::Found { decision, .. }) => Some(decision),
+        _ => None,
+    });
+    for decisions in [exists, looked, found] {
+        assert_eq!(decisions, (0..DECISIONS).collect());
     }
 }
 

@@ -1,11 +1,14 @@
 //! Properties of the machine over random sequences of events, including sequences that no driver reports.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use http::StatusCode;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
 
+use super::golden::{EVENTS, number_of};
 use super::*;
 use crate::idempotency::record::{AttemptToken, State};
 
@@ -32,6 +35,8 @@ fn decision() -> impl Strategy<Value = Decision> {
         Just(Decision::Unknown),
         Just(Decision::Probe),
         Just(Decision::Reused),
+        Just(Decision::CallerDiffers),
+        Just(Decision::Unreadable),
     ]
 }
 
@@ -63,6 +68,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::Retired),
         1 => Just(Event::Barred),
         3 => Just(Event::Claimed),
+        1 => Just(Event::OtherId),
         1 => Just(Event::NotSuperseded),
         3 => view().prop_map(Event::Exists),
         2 => prop::option::of(view()).prop_map(Event::Looked),
@@ -83,6 +89,16 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::ClientLeft),
         1 => Just(Event::ShuttingDown),
     ]
+}
+
+#[test]
+fn every_event_is_tried() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let mut tried: BTreeSet<usize> = [number_of(&Event::Begin)].into();
+    for _ in 0..10_000 {
+        tried.insert(number_of(&event().new_tree(&mut runner).unwrap().current()));
+    }
+    assert_eq!(tried, (0..EVENTS).collect());
 }
 
 /// What a driver knows of a request.
@@ -113,7 +129,7 @@ struct Seen {
 impl Seen {
     fn event(&mut self, event: &Event, protocol: &Protocol) {
         match event {
-            Event::Claimed => (self.holds, self.may_hold) = (true, true),
+            Event::Claimed | Event::OtherId => (self.holds, self.may_hold) = (true, true),
             Event::AttemptLost => (self.ended, self.lost) = (true, self.lost + 1),
             Event::StoreFailed { in_doubt: true } if !self.waits => self.may_hold = true,
             Event::Settled(settlement) => (self.settled, self.holds, self.may_hold) = (Some(*settlement), false, false),
