@@ -239,10 +239,10 @@ pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> admin::Settings {
 }
 
 fn admin_listen(node: &Node<'_>) -> Result<Listen, Wrong> {
-    match listen(node)? {
-        Listen::Unix(_) => Err(Wrong::new("the admin listener has no unix socket").hint("write an address and a port")),
-        listen => Ok(listen),
+    if node.filled()?.starts_with("unix:") {
+        return Err(Wrong::new("the admin listener has no unix socket").hint("write an address and a port"));
     }
+    listen(node)
 }
 
 /// Reads an address, or `systemd` or `systemd:NAME`.

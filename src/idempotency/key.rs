@@ -215,7 +215,7 @@ impl KeySource {
             None if text.contains('-') && HeaderName::from_bytes(text.as_bytes()).is_ok() => {
                 Err(format!("`{text}` is not a place for a key: use `header:{text}` if that is a header"))
             }
-            _ if text.contains('{') => {
+            _ if Template::parse(text).is_ok() => {
                 Err(format!("`{text}` is not a place for a key: use `template:{text}` to join several"))
             }
             _ => Err(format!(

@@ -52,7 +52,7 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
     let text = node.filled()?;
     if let Some(path) = text.strip_prefix("unix:") {
         let path = path.strip_prefix("//").unwrap_or(path);
-        if path.is_empty() || path.contains('\0') {
+        if path.is_empty() || path.ends_with('/') || path.contains('\0') {
             return Err(Wrong::new("the path of the socket is missing").hint("write \"unix:/run/app.sock\""));
         }
         return Ok((Place::Unix(path.into()), false));
@@ -90,6 +90,11 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
         _ => authority.port_u16(),
     };
     match port {
+        // A zone that a URL can have (RFC 6874) is one that the resolver does not read.
+        _ if host.contains('%') => {
+            let wrong = Wrong::new("the host has no `%`");
+            Err(wrong.hint("write the name or the address alone: an address with a zone (`%eth0`) is not supported"))
+        }
         Some(port) if port > 0 && !host.is_empty() => Ok((Place::Tcp { host: host.to_owned(), port }, is_encrypted)),
         _ => Err(Wrong::new("the URL needs a host and a port from 1 to 65535").hint(FORM)),
     }

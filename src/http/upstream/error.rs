@@ -56,9 +56,21 @@ pub enum NotSent {
     /// The connection closed before the request was written to it.
     #[error("the connection closed first: {0}")]
     Closed(#[source] hyper::Error),
+    /// What came before a byte of the request was sent says why it is no use.
+    #[error("{0}")]
+    Unasked(#[source] HeadFault),
     /// The connection had closed before.
     #[error("the connection had closed")]
     Ended,
+}
+
+/// Why nothing was sent on a connection on which something came first, or that closed.
+pub(super) fn not_sent(error: hyper::Error) -> NotSent {
+    let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    match cause.and_then(io::Error::get_ref).and_then(|within| within.downcast_ref()) {
+        Some(fault) => NotSent::Unasked(*fault),
+        None => NotSent::Closed(error),
+    }
 }
 
 /// hyper does not say where an error comes from; one of the client's own body, or of the answer's head, is among its causes.

@@ -306,6 +306,9 @@ pub(super) const MAX_HEAD: usize = 256 << 10;
 /// takes nothing of an answer keeps that room taken three times over.
 const MAX_READ: u64 = 32 << 10;
 
+/// How many bytes of a frame's head are looked at: its length, its type and its flags (RFC 9113, 4.1).
+const FRAME_START: usize = 5;
+
 /// How many bytes of a status line are kept: `HTTP/1.1 200`.
 const STATUS_PREFIX: usize = 12;
 
@@ -321,6 +324,9 @@ pub enum HeadFault {
     /// It has more than this many header lines.
     #[error("the answer's head has more than {0} header lines; limits.max_headers can allow more")]
     TooManyLines(usize),
+    /// It is the SETTINGS frame with which a server of HTTP/2 begins (RFC 9113, 3.4).
+    #[error("the upstream speaks HTTP/2: write protocol = \"h2\" for it")]
+    Http2,
 }
 
 impl From<HeadFault> for io::Error {
@@ -385,6 +391,9 @@ impl HeadChecker {
                 let count = line.len().min(STATUS_PREFIX - self.started);
                 self.start[self.started..self.started + count].copy_from_slice(&line[..count]);
                 self.started += count;
+                if self.started >= FRAME_START && begins_http2(&self.start) {
+                    return Err(HeadFault::Http2);
+                }
             }
             self.line += line.len();
             let before = line.len().checked_sub(2).map_or(self.last, |at| line[at]);
@@ -420,6 +429,12 @@ impl HeadChecker {
     }
 }
 
+/// Whether a server begins like this that speaks HTTP/2: with a SETTINGS frame of a few settings.
+fn begins_http2(bytes: &[u8]) -> bool {
+    const SETTINGS: u8 = 4;
+    matches!(bytes, [0, 0, _, SETTINGS, 0, ..])
+}
+
 /// A stream on which the heads of answers are judged, and that is read a little at a time.
 ///
 /// hyper takes a line that ends in LF alone, and compares what it holds of a head with its limit only when a read has left
@@ -449,7 +464,9 @@ impl<T: AsyncRead + Unpin> AsyncRead for HeadFilter<T> {
         ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
         if buf.filled().len() > before && self.socket.is_asked() {
             self.socket.refuse();
-            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+            let is_http2 = begins_http2(&buf.filled()[before..]);
+            let error = if is_http2 { HeadFault::Http2.into() } else { io::ErrorKind::InvalidData.into() };
+            return Poll::Ready(Err(error));
         }
         let begun = self.socket.requests();
         if self.exchange != begun {
@@ -593,6 +610,16 @@ mod tests {
         assert_eq!(judge(&OK.as_bytes()[..OK.len() - 1]), Ok((false, false)));
         assert_eq!(judge(format!("{OK}a\nb\n\n").as_bytes()), Ok((true, false)));
         assert_eq!(judge(b"HTTP/1.1 101 Switching Protocols\r\n\r\n\n\n"), Ok((true, false)));
+    }
+
+    /// Without `protocol = "h2"` before a gRPC server.
+    #[test]
+    fn the_beginning_of_http_2_is_told_from_a_head() {
+        for settings in [&b""[..], b"\0\x03\0\0\0\x64\0\x04\0\x10\0\0"] {
+            let frame = [&[0, 0, settings.len() as u8, 4, 0, 0, 0, 0, 0][..], settings].concat();
+            assert_eq!(judge(&frame), Err(HeadFault::Http2));
+        }
+        assert_eq!(judge(b"\0\0\0\x05\0\0\0\0\0"), Ok((false, false)));
     }
 
     #[test]

@@ -34,8 +34,8 @@ use tokio::time::{Instant, timeout};
 pub use self::connection::PooledConnection;
 use self::connection::{Http1Connection, Owner, Purpose, SendError, Transport, has_unambiguous_end};
 use self::endpoint::{Connected, ConnectedIo, Endpoint, Endpoints};
-use self::error::broke_off;
 pub use self::error::{Error, NotSent};
+use self::error::{broke_off, not_sent};
 use self::http2::{Http2Connection, ReservedStream};
 use self::http2_pool::Http2Pool;
 pub use self::io::HeadFault;
@@ -230,7 +230,7 @@ impl Upstream {
                 Ok(response) => return self.answered(&method, response, transport, turn),
                 Err(SendError::Unsent(whole, _)) if reused => request = *whole,
                 Err(SendError::Unsent(_, why) | SendError::Unfit(why)) => return Err(Error::NotSent(why)),
-                Err(SendError::FirstWrite(error)) => return Err(Error::NotSent(NotSent::Closed(error))),
+                Err(SendError::FirstWrite(error)) => return Err(Error::NotSent(not_sent(error))),
                 Err(SendError::Unprocessed(error)) => match copy.filter(|_| tries < MAX_RETRIES) {
                     Some(copy) => (request, tries) = (copy, tries + 1),
                     None => return Err(Error::NotSent(NotSent::Refused(error))),

@@ -147,6 +147,7 @@ async fn a_head_that_is_refused_says_why() {
         ("HTTP/1.1 200 OK\r\nA: b\nContent-Length: 0\r\n\r\n".to_owned(), HeadFault::BareLf),
         (large, HeadFault::TooLarge),
         (format!("HTTP/1.1 200 OK\r\n{}\r\n", "A: b\r\n".repeat(101)), HeadFault::TooManyLines(100)),
+        ("\0\0\0\x04\0\0\0\0\0".to_owned(), HeadFault::Http2),
     ] {
         let (upstream, listener) = upstream();
         let answered = std::thread::spawn(move || answer(&listener.accept().unwrap().0, &said));
