@@ -178,7 +178,7 @@ keys! {
         /// upstream allows a preflight, oncegate allows the header of the key too. Where it answers a preflight with 404 or
         /// 405, or with 2xx, 4xx or 501 without Access-Control-Allow-Origin, or does not answer it, oncegate allows what was
         /// asked for. Answers of the upstream without Access-Control-Allow-Origin get one from oncegate. All of that is for
-        /// `origins` only.
+        /// `origins` only, and not for mode = "observe".
         preflight => flag();
     }
 }

@@ -243,10 +243,16 @@ struct AnswerTap(Option<ObservedExchange>);
 impl Observer for AnswerTap {
     fn frame(&mut self, frame: &Frame<Bytes>) {
         let Some(observed) = &mut self.0 else { return };
+        let is_call = observed.0.as_ref().is_some_and(|notes| notes.head.is_call());
         observed.answer(|answer| match frame.data_ref() {
             Some(data) => answer.add(data),
             None => {
-                answer.trailers = frame.trailers_ref().into_iter().flat_map(lines).collect();
+                if let Some(trailers) = frame.trailers_ref() {
+                    answer.trailers = lines(trailers).collect();
+                    if is_call {
+                        answer.control = std::mem::take(&mut answer.control).with_trailers(trailers);
+                    }
+                }
                 answer.end();
             }
         });

@@ -17,6 +17,8 @@ pub const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin
 pub const ENDING: [HeaderName; 3] = [STATUS, MESSAGE, DETAILS];
 /// How many milliseconds a client that retries by itself waits first; a negative number: it does not retry.
 pub const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+/// How long the client waits at most.
+pub const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// A status of gRPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

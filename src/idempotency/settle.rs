@@ -291,6 +291,21 @@ impl Control {
         }
         control
     }
+
+    /// With what the trailers of a gRPC call say: a server that has begun its answer can say it only there.
+    #[must_use]
+    pub fn with_trailers(self, trailers: &HeaderMap) -> Self {
+        let last = Self::read(trailers);
+        let agreed = (self.ttl.or(last.ttl)).filter(|ttl| last.ttl.is_none_or(|other| other == *ttl));
+        let contradicting = if self.ttl.is_some() && agreed.is_none() { 2 } else { 0 };
+        Self {
+            release: self.release || last.release,
+            no_store: self.no_store || last.no_store,
+            ttl: agreed,
+            invalid: self.invalid + last.invalid + contradicting,
+            of_gate: self.of_gate,
+        }
+    }
 }
 
 /// The statuses that a class's default does not suit.
@@ -454,6 +469,19 @@ mod tests {
         ] {
             assert_eq!(read(&[line]), Control { invalid: 1, ..Control::default() }, "{line}");
         }
+        let trailing = |lines: &[&'static str], trailers: &[&'static str]| {
+            let name = || HeaderName::from_static("idempotency-control");
+            let trailers = trailers.iter().map(|line| (name(), HeaderValue::from_static(line))).collect();
+            read(lines).with_trailers(&trailers)
+        };
+        assert_eq!(
+            trailing(&["no-store"], &["release, x"]),
+            Control { release: true, no_store: true, invalid: 1, ..Control::default() }
+        );
+        for (head, trailers) in [(&["ttl=5"][..], &[][..]), (&[], &["ttl=5"]), (&["ttl=5"], &["ttl=5"])] {
+            assert_eq!(trailing(head, trailers), seconds(5));
+        }
+        assert_eq!(trailing(&["ttl=5"], &["ttl=6"]), Control { invalid: 2, ..Control::default() });
         let name = HeaderName::from_static("idempotency-control");
         let odd = HeaderMap::from_iter([(name, HeaderValue::from_bytes(b"\xff, release").unwrap())]);
         assert_eq!(Control::read(&odd), Control { release: true, invalid: 1, ..Control::default() });

@@ -136,6 +136,9 @@ fn a_call_is_judged_by_its_own_status() {
         (answer("grpc-status: 13\r\n"), "outcome-unknown", Some("outcome-unknown")),
         (trailers_only("grpc-status: 4\r\n"), "outcome-unknown", Some("outcome-unknown")),
         (trailers_only("grpc-status: 6\r\n"), "executed", Some("replayed")),
+        // A server that has begun its answer can say it only behind that.
+        (answer("grpc-status: 13\r\nidempotency-control: release\r\n"), "released", None),
+        (trailers_only("grpc-status: 13\r\nidempotency-control: release\r\n"), "released", None),
         // No status at all: it broke off.
         (answer(""), "outcome-unknown", Some("outcome-unknown")),
         // Of somebody on the way.
@@ -146,6 +149,7 @@ fn a_call_is_judged_by_its_own_status() {
         let gate = plan.start();
         let first = call("k-1").send(&gate);
         assert_eq!(first.word(), word, "{}", first.show());
+        assert!(values(&first.body.trailers, "idempotency-control").is_empty(), "it is for the gate");
         let retry = call("k-1").send(&gate);
         assert_eq!(retry.word(), then.unwrap_or(word), "{}", retry.show());
         assert_eq!(upstream.runs(), if then.is_none() { 2 } else { 1 }, "{}", first.show());
@@ -210,12 +214,13 @@ fn a_call_that_is_accepted_is_to_be_tried_again_until_it_has_its_answer() {
     let (upstream, plan) = serving(move || answer("grpc-status: 0\r\n").hold_until(&opens));
     let gate = plan.defaults("mode = \"accept\"\n").start();
     for _ in 0..2 {
-        let told = call("kept").send(&gate);
+        let told = call("kept").header("grpc-timeout", "1S").send(&gate);
         expect_told(&told, "14", "accepted", None);
         assert!(told.get("location").unwrap().starts_with("/.well-known/oncegate/requests/"), "{}", told.show());
     }
     signal.open();
     gate.wait_for_state("kept", "completed");
+    assert!(!upstream.last().head.has("grpc-timeout"), "the time of the client, who has its answer");
     let replayed = call("kept").send(&gate);
     replayed.expect(200, "replayed");
     assert_eq!(values(&replayed.body.trailers, "grpc-status"), [b"0"]);

@@ -13,7 +13,7 @@ use super::super::units::show_duration;
 use crate::idempotency::delivery::Deliver;
 use crate::idempotency::grpc::Status;
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{Mode, Policy, StoreFailure};
+use crate::idempotency::policy::{Cors, Mode, Policy, StoreFailure};
 use crate::idempotency::recovery::{Probe, Recovery};
 use crate::idempotency::scope::ScopePart;
 use crate::idempotency::settle::OutcomeAction;
@@ -74,6 +74,15 @@ pub(super) fn on_methods(table: &Table<'_>, route: &str, methods: &[Method]) {
 
 /// Advises against parts of a scope that a retry has another value of, and against the key itself as one.
 pub(super) fn on_scope(table: &Table<'_>, route: &str, policy: &Policy) {
+    for word in policy.scope.words().filter(|word| word.is_optional) {
+        if let ScopePart::Cookie(name) = &word.part {
+            let message =
+                format!("route `{route}` is scoped by {word}, which an answer can set while its client has none");
+            let effect = "if that answer is cut off, the retry carries the cookie, is another caller, and runs again";
+            let instead = format!("write \"cookie:{name}\", which refuses requests without it");
+            table.advise("scope", format!("{message}: {effect}; {instead}"));
+        }
+    }
     for part in policy.scope.iter() {
         let Some(name) = header_of(part) else { continue };
         if is_key(name, policy) {
@@ -270,6 +279,11 @@ pub(super) fn on_idle_keys(table: &Table<'_>, route: &str, policy: &Policy, base
     }
     for key in idle.into_iter().filter(|key| table.get(key).is_some() && is_changed(key, policy, base)) {
         table.advise(key, format!("`{key}` has no effect: route `{route}` {why}"));
+    }
+    let cors = table.table("cors", Cors::SECTION);
+    if policy.mode == Mode::Observe && policy.cors.preflight && cors.get("preflight").is_some() {
+        let why = "pages get nothing from the gate that they would get with mode = \"protect\" or \"pass\"";
+        cors.advise("preflight", format!("`cors.preflight` has no effect: route `{route}` only observes; {why}"));
     }
     if policy.mode == Mode::Protect && !policy.accepts() && has_consumers && table.get("deliver").is_some() {
         let deliver = table.table("deliver", Deliver::SECTION);

@@ -41,6 +41,34 @@ fn a_method_that_is_nearly_a_usual_one_is_advised_against() {
     }
 }
 
+/// The first answer makes the session of a guest: cut off, its retry has another scope.
+#[test]
+fn a_scope_of_a_cookie_that_may_be_missing_is_advised_against() {
+    let advised = |scope: &str| {
+        let route = "[[routes]]\nname = \"r\"\npath = \"/x\"";
+        let mut about = advised(&format!("{APP}{route}\nscope = [{scope}]\n"), "scope");
+        about.retain(|advice| advice.contains("which an answer can set"));
+        about
+    };
+    for (scope, word) in [("\"cookie:session?\"", "session"), ("\"host\", \"credential\", \"cookie:s?\"", "s")] {
+        let [advice] = &advised(scope)[..] else { panic!("{scope}: {:?}", advised(scope)) };
+        assert!(advice.contains(&format!("write \"cookie:{word}\"")), "{advice}");
+    }
+    for scope in ["\"cookie:session\"", "\"host\", \"header:X-Tenant?\""] {
+        assert_eq!(advised(scope), [""; 0], "{scope}");
+    }
+}
+
+#[test]
+fn an_observed_route_answers_no_preflights() {
+    let cors = "cors = { origins = [\"https://shop.example\"], preflight = true }";
+    let advised = |mode: &str| key_of_advice(&format!("mode = \"{mode}\"\n{cors}"), "`cors.preflight` has no effect");
+    assert_eq!(advised("observe").as_deref(), Some("routes[0].cors.preflight"));
+    for mode in ["protect", "pass", "accept"] {
+        assert_eq!(advised(mode), None, "{mode}");
+    }
+}
+
 /// The gate delivers a request again by itself: no client decides that an answer 5xx means that nothing was done.
 #[test]
 fn a_route_that_accepts_requests_is_to_say_what_its_5xx_mean() {

@@ -291,10 +291,6 @@ async fn send(
     let (parts, body) = response.into_parts();
     let version = parts.version;
     let control = Control::read(&parts.headers);
-    if control.invalid > 0 {
-        request.state.metrics.control_invalid(control.invalid);
-        tracing::debug!(route = &*request.state.name, "Idempotency-Control has directives that are invalid: ignored");
-    }
     let answer = match head_of_answer(parts, &request.gate.added) {
         Ok(answer) => answer,
         Err(problem) => return Exchanged::Failed(Ending::Broken, problem),
@@ -316,6 +312,16 @@ async fn send(
     let memory = Account::new(request.head.memory(&request.gate.shared.usage), Some(&party));
     let captured =
         capture(body, (version, answer.status), request.policy().max_response_body, memory, tee_handle).await;
+    let control = match &captured {
+        Ok(Captured::Whole { trailers: Some(trailers), .. }) if request.head.is_call() => {
+            control.with_trailers(trailers)
+        }
+        _ => control,
+    };
+    if control.invalid > 0 {
+        request.state.metrics.control_invalid(control.invalid);
+        tracing::debug!(route = &*request.state.name, "Idempotency-Control has directives that are invalid: ignored");
+    }
     match captured {
         Ok(Captured::Whole { body, trailers, record }) => {
             let trailers = trailers.filter(|_| recipient.client.is_some() || trailers_may_follow(request, &answer));

@@ -29,7 +29,7 @@ use crate::idempotency::codec::{self, AcceptedRequest, Details};
 use crate::idempotency::decide::{Decision, difference};
 use crate::idempotency::delivery::met_by_delivery;
 use crate::idempotency::fingerprint::Fingerprint;
-use crate::idempotency::grpc::Status;
+use crate::idempotency::grpc::{self, Status};
 use crate::idempotency::identity::RecordIdHasher;
 use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::idempotency::recovery::Recovery;
@@ -196,8 +196,12 @@ impl ProtectedRequest {
         if !self.policy().fingerprint.headers.contains(&prefer::PREFER) {
             prefer::remove_respond_async(&mut headers);
         }
-        // Its delivery is a child of the span that it has here.
         let compared = &self.policy().fingerprint.headers;
+        // It is how long the client waits for this answer. The delivery has its own time.
+        if self.head.is_call() && !compared.contains(&grpc::TIMEOUT) {
+            headers.remove(grpc::TIMEOUT);
+        }
+        // Its delivery is a child of the span that it has here.
         let is_compared = compared.contains(&TRACEPARENT) || compared.contains(&TRACESTATE);
         if let Some(span) = self.head.exported_span().filter(|_| !is_compared) {
             continue_or_start_trace(&mut headers, self.head.id, Some(span));
