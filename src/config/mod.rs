@@ -133,7 +133,7 @@ pub fn load_store(sources: Sources) -> Result<(Store, StorePlaces), Problems> {
     let context = layers::merge(sources)?;
     let store = store::read(&Table::open(context.root(), keys::ROOT));
     context.finish()?;
-    Ok((store.url, store.places))
+    Ok((store.store, store.places))
 }
 
 /// Reads `[admin]` alone, for commands that ask a running gate: whatever else is missing or wrong.
@@ -173,12 +173,12 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     policy::check_response_headers(&root, &headers);
     policy::advise_retention(&root, store.keys.max_ttl, &router);
     policy::check_seals(&root, !store.keys.encryption_keys.is_empty());
-    let unfit = match &store.url {
+    let unfit = match &store.store {
         Store::Redis(_) => Some("redis"),
         Store::Memory => Some("memory:"),
         Store::Sqlite { .. } | Store::Postgres(_) | Store::Databases(_) => None,
     };
-    policy::check_accepting(&root, &router, unfit, matches!(store.url, Store::Databases(_)));
+    policy::check_accepting(&root, &router, unfit, matches!(store.store, Store::Databases(_)));
     let token_header = jwt.as_ref().map(|jwt| &jwt.header);
     let consumers = consumers::read(&root, &router, token_header);
     consumers::advise_on_store(&root, &consumers, unfit);
@@ -192,7 +192,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     Ok(Resolved {
         server,
         admin,
-        store: store.url,
+        store: store.store,
         store_places: store.places,
         cache: store.cache,
         cache_max_age: store.keys.cache_max_age,

@@ -111,8 +111,8 @@ keys! {
 pub(super) struct Section {
     /// Where its keys stand.
     pub(super) places: StorePlaces,
-    /// `url`
-    pub url: Store,
+    /// The store that `url` names.
+    pub store: Store,
     /// `cache`
     pub cache: Option<Redis>,
     /// The content of `id_secret_file`.
@@ -158,8 +158,8 @@ pub(super) fn name() -> Kind<Arc<str>> {
 /// What sort of store a URL names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
-    /// One that is this process's own.
-    Own,
+    /// One that is this process's own: memory, or SQLite.
+    InProcess,
     /// PostgreSQL.
     Postgres,
     /// Redis.
@@ -175,10 +175,10 @@ pub(super) fn read(root: &Table<'_>) -> Section {
     let mut keys = Keys::read(&table, Keys::default());
     let kind = kind(&table);
     refuse(&table, kind);
-    let url = store(&table, &keys, kind).unwrap_or_else(|| Store::Sqlite { path: PathBuf::from("oncegate.db") });
+    let store = store(&table, &keys, kind).unwrap_or_else(|| Store::Sqlite { path: PathBuf::from("oncegate.db") });
     let cache = cache::read(&table, &keys, kind);
     // The URLs as they were written may have passwords.
-    (keys.url, keys.connections) = match &url {
+    (keys.url, keys.connections) = match &store {
         Store::Memory => (vec!["memory:".to_owned()], None),
         Store::Sqlite { path } => (vec![format!("sqlite:{}", path.display())], None),
         Store::Postgres(store) => (vec![store.url.clone()], Some(store.settings.connections)),
@@ -193,7 +193,7 @@ pub(super) fn read(root: &Table<'_>) -> Section {
     let id_secret = table.read_file("id_secret_file", keys.id_secret_file.as_deref(), secret);
     let other_id_secrets = other_secrets(&table, &keys.other_id_secret_files, id_secret.as_ref());
     let sealing = sealing::read(&table, &keys.encryption_keys);
-    Section { url, cache, id_secret, other_id_secrets, sealing, places: StorePlaces::of(&table), keys }
+    Section { store, cache, id_secret, other_id_secrets, sealing, places: StorePlaces::of(&table), keys }
 }
 
 /// Reads the name of a service, a namespace or a route.
@@ -208,9 +208,9 @@ pub(super) fn parse_name(node: &Node<'_>) -> Result<Arc<str>, Wrong> {
 
 /// The sort of store that is configured; nothing where its URL does not say it.
 fn kind(table: &Table<'_>) -> Option<Engine> {
-    let Some(url) = table.get("url") else { return Some(Engine::Own) };
+    let Some(url) = table.get("url") else { return Some(Engine::InProcess) };
     let engine = |url: &Node<'_>| match url.text().ok()?.split_once(':')?.0 {
-        "memory" | "sqlite" => Some(Engine::Own),
+        "memory" | "sqlite" => Some(Engine::InProcess),
         "postgres" | "postgresql" => Some(Engine::Postgres),
         "redis" | "rediss" => Some(Engine::Redis),
         _ => None,

@@ -24,7 +24,7 @@ pub(super) fn read(table: &Table<'_>, keys: &Keys, engine: Option<Engine>) -> Op
 
 /// Reports keys that a cache does not go together with.
 fn check(table: &Table<'_>, keys: &Keys, engine: Option<Engine>) {
-    if let Some(Engine::Own | Engine::Redis) = engine {
+    if let Some(Engine::InProcess | Engine::Redis) = engine {
         let useless = Wrong::new("only a `postgres:` store has a cache in front of it");
         table.report("cache", useless.hint("remove it, or write the URL of a `postgres:` store"));
     } else if keys.cache_max_age.is_zero() {

@@ -61,7 +61,7 @@ pub(in crate::gate) struct ProtectedRequest {
     pub(in crate::gate) key: Key,
     pub(in crate::gate) fingerprint: Fingerprint,
     /// What was kept of it, where it was accepted before.
-    pub(in crate::gate) kept: Option<DeliveryContext>,
+    pub(in crate::gate) delivery: Option<DeliveryContext>,
     /// It comes again by itself until it has its end.
     pub(in crate::gate) is_unattended: bool,
     /// The proof of its caller, where its scope asks for one.
@@ -98,7 +98,7 @@ impl ProtectedRequest {
             made_by: 0,
             key,
             fingerprint,
-            kept: None,
+            delivery: None,
             is_unattended: false,
             proof,
             began: Instant::now(),
@@ -125,7 +125,7 @@ impl ProtectedRequest {
     /// How long its attempt may take.
     pub(in crate::gate) fn timeout(&self) -> Duration {
         let longest = self.upstream().settings().timeout;
-        self.kept.as_ref().map_or(longest, |kept| kept.timeout.min(longest))
+        self.delivery.as_ref().map_or(longest, |delivery| delivery.timeout.min(longest))
     }
 
     /// Who it counts for where a limit is scarce.
@@ -170,7 +170,7 @@ impl ProtectedRequest {
     /// Why it may not run now, where it may not: it is too old, or does not say how old it is. One that was accepted came in
     /// time, and may wait for its delivery as long as that takes.
     pub(in crate::gate) fn bar(&self) -> Option<Problem> {
-        let time = self.policy().request_time.as_ref().filter(|_| self.kept.is_none())?;
+        let time = self.policy().request_time.as_ref().filter(|_| self.delivery.is_none())?;
         time.judge(&self.head.headers, wall_clock()).err().map(|untimely| request::untimely(time, untimely))
     }
 
@@ -181,8 +181,8 @@ impl ProtectedRequest {
             origin: self.state.origin,
             lease: self.policy().lease,
             ttl: self.policy().ttl,
-            unknown_ttl: self.kept.as_ref().map_or(self.policy().unknown_ttl, |kept| kept.unknown_ttl),
-            head: self.kept.as_ref().map_or_else(|| self.record_head().encode(), |kept| kept.head.clone()),
+            unknown_ttl: self.delivery.as_ref().map_or(self.policy().unknown_ttl, |delivery| delivery.unknown_ttl),
+            head: self.delivery.as_ref().map_or_else(|| self.record_head().encode(), |delivery| delivery.head.clone()),
         })
     }
 

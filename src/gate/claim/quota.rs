@@ -145,7 +145,7 @@ impl ProtectedRequest {
     /// was accepted.
     pub(in crate::gate) fn take_from_quota(&self) -> Result<QuotaGrant, Duration> {
         let Policy { quota, scope, .. } = self.policy();
-        let Some(quota) = quota.as_ref().filter(|_| self.kept.is_none()) else {
+        let Some(quota) = quota.as_ref().filter(|_| self.delivery.is_none()) else {
             return Ok(QuotaGrant::Permitted(None));
         };
         let id = self.gate.identifiers.first.quota(&self.route.name, quota.by, scope, self.head.caller());

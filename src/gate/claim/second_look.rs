@@ -41,13 +41,14 @@ impl ProtectedRequest {
     pub(in crate::gate) fn second_look(&self) -> SecondLook {
         // The store has answered the claim, so it can be asked even before the first look at its deliveries.
         let may_be_queued = self.policy().accepts() || self.gate.shared.queued.load().may_have(&self.route.namespace);
-        let taken = |kept: &DeliveryContext| TakenDelivery { id: self.id, token: kept.token, at: kept.taken_at };
+        let taken =
+            |delivery: &DeliveryContext| TakenDelivery { id: self.id, token: delivery.token, at: delivery.taken_at };
         SecondLook {
-            is_former: self.made_by > 0 && self.kept.is_none(),
+            is_former: self.made_by > 0 && self.delivery.is_none(),
             others: self.other_ids(),
             may_be_queued,
-            queued: (self.kept.is_none() && may_be_queued).then_some(self.id),
-            delivery: self.kept.as_ref().map(taken),
+            queued: (self.delivery.is_none() && may_be_queued).then_some(self.id),
+            delivery: self.delivery.as_ref().map(taken),
         }
     }
 }

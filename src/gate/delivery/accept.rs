@@ -340,8 +340,8 @@ fn end_call_accepted(response: &mut Response<Body>, state: &str, wait: Duration)
 impl ProtectedRequest {
     /// A record as this request meets it.
     pub(in crate::gate) fn met<'a>(&self, record: &'a Record, now: Timestamp) -> Cow<'a, Record> {
-        match &self.kept {
-            Some(kept) => Cow::Owned(met_by_delivery(record, kept.accepted_at, now)),
+        match &self.delivery {
+            Some(delivery) => Cow::Owned(met_by_delivery(record, delivery.accepted_at, now)),
             None => Cow::Borrowed(record),
         }
     }
@@ -374,7 +374,7 @@ impl ProtectedRequest {
         let Delivery { token, accepted_at, .. } = taken.delivery;
         let (head_of_record, timeout) = (taken.delivery.head.clone(), policy.deliver.timeout);
         let unknown_ttl = record.details().unknown_ttl.unwrap_or(policy.unknown_ttl);
-        let kept = DeliveryContext {
+        let delivery = DeliveryContext {
             head: head_of_record,
             timeout,
             token,
@@ -394,7 +394,7 @@ impl ProtectedRequest {
             made_by,
             key,
             fingerprint: Fingerprint { recipe, digest },
-            kept: Some(kept),
+            delivery: Some(delivery),
             is_unattended: true,
             proof: record.proof,
             began: Instant::now(),

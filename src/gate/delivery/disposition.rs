@@ -69,7 +69,7 @@ impl Gate {
     /// Runs a request under the claim of its key, as if a client waited for it. An error is one of the store, which does not
     /// say what became of the request.
     pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Result<Disposition, Error> {
-        let (id, is_accepted, began) = (request.id, request.kept.is_some(), Instant::now());
+        let (id, is_accepted, began) = (request.id, request.delivery.is_some(), Instant::now());
         let (route, state) = (Arc::clone(&request.route), Arc::clone(&request.state));
         let (client, reply) = oneshot::channel();
         tokio::spawn(Box::pin(drive(request, Client(client))));

@@ -32,7 +32,7 @@ pub struct Harness {
     /// The store.
     pub store: Arc<dyn Store>,
     advance: Box<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>,
-    records: Vec<Box<dyn Any + Send>>,
+    kept_alive: Vec<Box<dyn Any + Send>>,
     is_shared: bool,
     is_above_seal: bool,
     keeps_no_deliveries: bool,
@@ -83,7 +83,7 @@ impl Harness {
         Self {
             store: Arc::new(store),
             advance: Box::new(advance),
-            records: Vec::new(),
+            kept_alive: Vec::new(),
             is_shared: false,
             is_above_seal: false,
             keeps_no_deliveries: false,
@@ -93,7 +93,7 @@ impl Harness {
     /// Keeps something, such as a directory, for as long as the store is under test.
     #[must_use]
     pub fn keeping(mut self, thing: impl Any + Send) -> Self {
-        self.records.push(Box::new(thing));
+        self.kept_alive.push(Box::new(thing));
         self
     }
 
