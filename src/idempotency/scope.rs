@@ -302,7 +302,8 @@ impl ScopePart {
     }
 
     /// Whether every request has a value for it. (A request without a host, which HTTP/1.0 allows, has that as its value.)
-    fn is_always_there(&self) -> bool {
+    #[must_use]
+    pub fn is_always_there(&self) -> bool {
         match self {
             Self::Credential | Self::Host | Self::ClientIp | Self::Const(_) => true,
             Self::Header(_) | Self::Cookie(_) | Self::BasicUser | Self::ClientCert(_) | Self::JwtClaim(_) => false,

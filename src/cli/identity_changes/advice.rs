@@ -266,7 +266,8 @@ fn setting(key: &str, value: &str) -> String {
     format!("{key} = {}", string(value))
 }
 
-/// A part of a former scope as it is to be written. Earlier versions took a request without it: now that needs a `?`.
+/// A part of a former scope as it is to be written. Earlier versions took a request without it: now that needs a `?`. They had no
+/// `jwt:` yet.
 pub(super) fn scope_word(part: &str, former: &Former) -> String {
     let kind = part.split_once(':').map_or(part, |(kind, _)| kind);
     let may_be_absent = matches!(kind, "header" | "cookie" | "basic" | "client-cert");

@@ -4,7 +4,7 @@ use crate::gate::Gate;
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy, StoreFailure};
 use crate::idempotency::recovery::{Finding, Recovery};
-use crate::idempotency::scope::{ScopePart, ScopeWord};
+use crate::idempotency::scope::ScopePart;
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -106,18 +106,7 @@ fn can_answer(policy: &Policy, code: Code) -> bool {
         Code::KeyMissing => policy.key.required,
         // A key that is the request's own fingerprint is sound, and belongs to no other request.
         Code::KeyInvalid | Code::KeyReused => policy.key.from.iter().any(is_key_of_client),
-        Code::ScopeMissing => policy.scope.words().any(|word| {
-            let ScopeWord { part, is_optional } = word;
-            let is_sent = |part| match part {
-                ScopePart::Header(_)
-                | ScopePart::Cookie(_)
-                | ScopePart::BasicUser
-                | ScopePart::ClientCert(_)
-                | ScopePart::JwtClaim(_) => true,
-                ScopePart::Credential | ScopePart::Host | ScopePart::ClientIp | ScopePart::Const(_) => false,
-            };
-            !is_optional && is_sent(part)
-        }),
+        Code::ScopeMissing => policy.scope.words().any(|word| !word.is_optional && !word.part.is_always_there()),
         Code::RequestExpired => policy.request_time.is_some(),
         Code::CredentialsUnverifiable => policy.scope.has_jwt_claims(),
         Code::CallerDiffers => policy.scope.contains(&ScopePart::Credential),
@@ -145,6 +134,7 @@ fn can_answer(policy: &Policy, code: Code) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::idempotency::scope::ScopeWord;
 
     #[test]
     fn a_problem_is_listed_where_the_policy_can_lead_to_it() {
