@@ -33,8 +33,8 @@ mod request_time;
 mod response_headers;
 
 keys! {
-    /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes`, `cors`
-    /// and `deliver` apply one by one.
+    /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes`,
+    /// `response_headers`, `cors` and `deliver` apply one by one.
     for Policy "[defaults]" {
         /// How long a completed record answers retries, from its claim. It should exceed the upstream's timeout by far:
         /// otherwise the answer of a slow attempt is forgotten before its retry arrives. An attempt that takes longer
@@ -214,7 +214,7 @@ pub(super) use request_time::check as check_request_time;
 pub(super) use response_headers::check as check_response_headers;
 
 /// Reads what a table says of a policy; `base` applies where it says nothing. The parts of `key`, `fingerprint`,
-/// `outcomes`, `cors` and `deliver` apply one by one.
+/// `outcomes`, `response_headers`, `cors` and `deliver` apply one by one.
 pub(super) fn read(table: &Table<'_>, base: &PartialPolicy) -> PartialPolicy {
     let policy = Policy::read(table, base.policy.clone());
     let key = table.table("key", KeyRule::SECTION);

@@ -15,8 +15,8 @@ const WIDTH: usize = 85;
 /// Keys of a route that are no policy.
 const OF_ROUTE: [&str; 7] = ["name", "namespace", "methods", "host", "path", "upstream", "preset"];
 
-/// Keys whose parts count one by one.
-const IN_PARTS: [&str; 5] = ["key", "fingerprint", "outcomes", "response_headers", "cors"];
+/// Keys that are tables and whose parts count one by one: each part is shown as a key of its own.
+const IN_PARTS: [&str; 6] = ["key", "fingerprint", "outcomes", "response_headers", "cors", "deliver"];
 
 /// A policy as dotted keys and their values.
 pub(super) type Spelled = Vec<(String, String)>;
@@ -100,4 +100,21 @@ pub(super) fn wrapped(items: &[String]) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_of_tables_are_shown_one_by_one() {
+        let text = "[upstreams]\na = \"http://127.0.0.1\"\n[defaults]\n\
+                    deliver = { attempts = 3 }\ncors = { origins = [\"*\"] }\n";
+        let Ok(config) = config::load_text("gate.toml".into(), text) else { panic!("{text}") };
+        let (mut own, built_in) = (policy_of(&config, "default"), built_in());
+        own.retain(|key| !built_in.contains(key));
+        let own: Vec<_> = own.iter().map(|(key, value)| (&**key, &**value)).collect();
+        assert_eq!(own, [("deliver.attempts", "3"), ("cors.origins", "[\"*\"]")]);
+        assert!(built_in.iter().any(|(key, _)| key == "deliver.backoff"), "{built_in:?}");
+    }
 }
