@@ -1,5 +1,6 @@
 //! Holds the lists that the docs write by hand to the code: metrics, problems, outcomes, exit statuses, limits, headers and the
-//! paths of the admin listener. A name that the code gains has to get its entry, and an entry that the code loses has to go.
+//! paths of the admin listener. A name that the code gains has to get its entry. Of metrics, problems, exit statuses and paths, an
+//! entry that the code loses has to go, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -95,9 +96,12 @@ fn every_metric_has_its_type_and_labels_in_the_docs() {
         include_str!("../telemetry/deliveries.rs"),
         include_str!("../telemetry/consumers.rs"),
         include_str!("../telemetry/losses.rs"),
+        include_str!("../telemetry/process.rs"),
+        include_str!("../telemetry/runtimes.rs"),
     ];
     let declared = declared.map(|file| file.split("#[cfg(test)]").next().unwrap()).concat();
-    for name in declared.split('"').filter(|literal| literal.starts_with("oncegate_")) {
+    let is_name = |literal: &&str| ["oncegate_", "process_", "tokio_"].iter().any(|start| literal.starts_with(start));
+    for name in declared.split('"').filter(is_name) {
         assert!(families.contains_key(name), "{name} has no series: give it one in all_metrics");
     }
     let mut documented = BTreeSet::new();
@@ -225,12 +229,11 @@ fn every_exit_status_is_in_the_docs() {
 fn every_path_of_the_admin_listener_is_in_the_docs() {
     let page = page("docs/reference/admin-api.md");
     let source = include_str!("../admin/endpoints.rs").split("#[cfg(test)]").next().unwrap();
-    let paths: Vec<&str> =
-        source.split('"').filter(|literal| literal.starts_with('/') && !literal.contains(' ')).collect();
-    assert!(paths.contains(&"/readyz"), "{paths:?}");
-    for path in paths {
-        assert!(page.contains(path), "{path} is missing");
-    }
+    let paths = source.split('"').filter(|literal| literal.starts_with('/') && !literal.contains(' '));
+    let paths: BTreeSet<String> = paths.map(str::to_owned).collect();
+    assert!(paths.contains("/readyz"), "{paths:?}");
+    let documented: BTreeSet<String> = terms(&page).into_iter().filter(|term| term.starts_with('/')).collect();
+    assert_eq!(documented, paths);
 }
 
 /// The keys of a table of the configuration.
