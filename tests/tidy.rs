@@ -155,8 +155,8 @@ fn no_text_has_a_run_of_spaces() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The page that says where things are. Names in backticks that end like a file or a folder are paths; a name behind a path
-/// and a colon stands in that file.
+/// The page that says where things are. Names in backticks that end like a file or a folder are paths; the names behind a path
+/// and a colon stand in that file, and not in its comments alone.
 #[test]
 fn the_architecture_page_names_what_exists() {
     let page = architecture();
@@ -171,12 +171,8 @@ fn the_architecture_page_names_what_exists() {
             wrong.push(format!("{span} does not exist"));
             continue;
         };
-        if let Some((name, _)) = spans.filter(|(name, _)| rest.starts_with(&format!(": `{name}`"))) {
-            let is_name = name.chars().all(|char| char.is_alphanumeric() || char == '_');
-            if is_name && !has_word(&std::fs::read_to_string(&found).unwrap(), name) {
-                wrong.push(format!("{span} has no {name}"));
-            }
-        }
+        let missing = names_behind(rest).filter(|name| !has_word(&code_of(&found), name));
+        wrong.extend(missing.map(|name| format!("{span} has no {name}")));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(page.lines().count() <= 400, "a page that is too long is not read");
@@ -261,8 +257,31 @@ fn backticked(text: &str) -> Option<(&str, &str)> {
     text.split_once('`')?.1.split_once('`')
 }
 
+/// The names that follow a path and a colon: `a`, `b` and `c`.
+fn names_behind(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text.strip_prefix(": ").unwrap_or_default();
+    std::iter::from_fn(move || {
+        let (name, after) = rest.strip_prefix('`')?.split_once('`')?;
+        rest = [", and ", ", ", " and "].iter().find_map(|join| after.strip_prefix(join)).unwrap_or_default();
+        Some(name).filter(|name| !is_path(name))
+    })
+}
+
+/// A file without its comments.
+fn code_of(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).unwrap();
+    let comment = match path.extension().and_then(|end| end.to_str()) {
+        Some("rs" | "js") => "//",
+        Some("sql" | "lua") => "--",
+        Some("toml") => "#",
+        _ => return text,
+    };
+    text.lines().map(|line| line.split(comment).next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
 fn is_path(text: &str) -> bool {
-    [".rs", ".md", ".sql", ".toml", "/"].iter().any(|end| text.ends_with(end)) && !text.contains(' ')
+    let ends = [".rs", ".md", ".sql", ".toml", ".lua", ".js", ".json", "/"];
+    ends.iter().any(|end| text.ends_with(end)) && !text.contains(' ')
 }
 
 /// A path of the repository, or of its `src`.
@@ -438,6 +457,14 @@ fn lines_before_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let tests = lines.windows(2).position(|pair| pair[0] == "#[cfg(test)]" && pair[1] == "mod tests {");
     tests.unwrap_or(lines.len())
+}
+
+#[test]
+fn every_name_behind_a_path_is_found() {
+    let names = |text| names_behind(text).collect::<Vec<_>>();
+    assert_eq!(names(": `a`, `b` and `c` do it; `d`"), ["a", "b", "c"]);
+    assert_eq!(names(": `a`, and `src/b.rs`: `b`"), ["a"]);
+    assert!(names(" has `a`").is_empty() && names("").is_empty());
 }
 
 #[test]
