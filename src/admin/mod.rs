@@ -1,7 +1,7 @@
 //! Health, metrics and the records API, on a listener of their own.
 //!
 //! It knows the store and nothing of the gate: what an operator resolves here, a request meets as a record. No
-//! attempt token, body, credential or whole key leaves it.
+//! attempt token and no credential leaves it. Answers and whole keys leave it for an operator only.
 
 mod access;
 mod answer;
@@ -101,7 +101,7 @@ pub struct RouteInfo {
     pub path: String,
     /// The name of its upstream.
     pub upstream: String,
-    /// `protect`, `observe` or `pass`.
+    /// `protect`, `observe`, `pass` or `accept`.
     pub mode: &'static str,
     /// The parts of its scope, as configured.
     pub scope: Vec<String>,

@@ -68,7 +68,7 @@ fn document() -> Value {
         "info": {
             "title": "oncegate admin API",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Health, metrics, records and the audit log of an oncegate gate. It never touches requests.",
+            "description": "Health, metrics, records, accepted requests and the audit log of an oncegate gate.",
             "license": { "name": env!("CARGO_PKG_LICENSE"), "identifier": env!("CARGO_PKG_LICENSE") },
         },
         "servers": [{ "url": "/" }],

@@ -206,7 +206,7 @@ fn because(record: &Record, details: &Details, is_readable: bool) -> String {
         Some(Err(_)) => "unreadable".to_owned(),
         // Whether a cause was to be written, its head says.
         None if !is_readable => "unreadable".to_owned(),
-        // An older release wrote no causes.
+        // An older version wrote no causes.
         None if details.request.is_none() => "not-recorded".to_owned(),
         // Its gate ended, or it could not reach the store in time.
         None => "lease-expired".to_owned(),

@@ -62,7 +62,7 @@ pub use details::Details;
 
 /// The version of the stored forms.
 pub(super) const VERSION: u8 = 1;
-/// The version of a head with a proof and without details. Gates of older releases read it.
+/// The version of a head with a proof and without details. Gates of older versions read it.
 const WITH_PROOF: u8 = 2;
 /// The version of a head with details.
 const WITH_DETAILS: u8 = 3;

@@ -1,4 +1,4 @@
-//! What a request gets, given the record of its key: SPEC's table as a function.
+//! What a request gets, given the record of its key. `decide.golden.md` shows it as a table.
 
 use std::borrow::Cow;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The claim protocol: what one protected request does about its key, from the key to the reply, without any I/O.
 //!
 //! [`Protocol`] is a state machine. Its driver reports what happened as an [`Event`] and carries out the [`Action`]s that
-//! [`Protocol::handle`] returns, in their order. Some actions end with an event, which their documentation names: the driver
+//! [`Protocol::handle`] returns, in their order. Some actions end with an event, whose documentation names them: the driver
 //! reports that event before the machine returns the next action of this kind. The machine reads no clock: `now` is the age of
 //! the request, and [`Protocol::timeout`] says at what age the driver reports [`Event::Timeout`].
 //!
@@ -110,9 +110,9 @@ pub enum Event {
     AttemptEnded,
     /// After [`Action::Run`]: the attempt has ended, how is unknown, and the client has no answer: the request may be sent again.
     AttemptLost,
-    /// After [`Action::Pause`]: it is over.
+    /// After [`Action::Pause`]: it is over. Where the process shuts down first, [`Event::ShuttingDown`] comes in its place.
     Resumed,
-    /// After [`Action::Settle`], [`Action::Withdraw`] and [`Action::Recover`]: the store has answered.
+    /// After [`Action::Settle`], [`Action::Hold`], [`Action::Withdraw`] and [`Action::Recover`]: the store has answered.
     Settled(SettleResult),
     /// After [`Action::AcquireWaitSlot`]: the request is among those that may wait.
     WaitSlotAcquired,
@@ -124,7 +124,7 @@ pub enum Event {
     Timeout,
     /// The client no longer waits for a reply.
     ClientLeft,
-    /// The process waits no longer for attempts.
+    /// The process waits no longer for attempts. It ends an [`Action::Pause`], too.
     ShuttingDown,
 }
 

@@ -251,7 +251,7 @@ impl Outcomes {
 }
 
 impl GateSays {
-    /// By the one `Idempotency-Status`, which is the code of a problem (SPEC, "Problems").
+    /// By the one `Idempotency-Status`, which is the code of a problem (`docs/reference/problems.md`).
     fn read(headers: &HeaderMap) -> Option<Self> {
         let mut lines = headers.get_all("idempotency-status").iter();
         match (lines.next()?.as_bytes(), lines.next()) {

@@ -25,9 +25,9 @@ use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Vers
 /// After this time without an answer, the heartbeat fails.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
-/// A call of a store: the label `op` of `oncegate_store_duration_seconds`.
+/// A call of a store: the label `op` of the metrics of stores. Some calls share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "they are the methods of `Store`, `AuditLog` and `Deliveries`")]
+#[allow(missing_docs, reason = "they are named after methods of `Store`, `AuditLog` and `Deliveries`")]
 pub enum StoreOp {
     Claim,
     Supersede,

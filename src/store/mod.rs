@@ -61,7 +61,7 @@ pub const CLAIM_EXPIRY: Duration = Duration::from_secs(5);
 /// An operation that was cancelled (its future dropped) may still happen, as after [`Error::Indeterminate`].
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// The word for this kind of store in metrics: `memory`, `sqlite`.
+    /// The word for this kind of store in metrics: `memory`, `sqlite`, `postgres` or `redis`.
     fn kind(&self) -> &'static str;
 
     /// A completed record that has not expired, and the store's time, if both are known without asking the store.

@@ -64,11 +64,11 @@ pub enum Code {
     UpstreamBroken,
     /// The upstream did not answer in time.
     UpstreamTimeout,
-    /// The attempt runs on, longer than this client waits.
+    /// What has begun for the request goes on, longer than its client waits.
     StillRunning,
-    /// The store cannot be reached; nothing was sent.
+    /// The store fails, or has a record that this gate cannot read or believe; nothing was sent.
     StoreUnavailable,
-    /// A limit of the gate is reached; nothing was sent.
+    /// A limit of the gate is reached, or it lacks for now what it needs; nothing was sent.
     Overloaded,
     /// The request did not arrive in time; nothing was sent.
     RequestTimeout,
@@ -76,7 +76,7 @@ pub enum Code {
     HeadersTooLarge,
     /// The request has an `Expect` that is not supported.
     ExpectationFailed,
-    /// One client takes more than its part.
+    /// A quota of new keys is used up, or one address has as many connections as it may; nothing was sent.
     QuotaExceeded,
     /// The request came by here before; nothing was sent.
     LoopDetected,

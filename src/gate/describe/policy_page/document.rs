@@ -189,12 +189,13 @@ fn shown(word: &ScopeWord) -> String {
     }
 }
 
-/// What becomes of a key by how its request ends, every entry spelled out.
+/// What a value in an answer does to the key, rule by rule.
 fn body_rules(policy: &Policy) -> Vec<BodyRule> {
     let rules = policy.outcomes_body.0.iter();
     rules.map(|rule| BodyRule { pointer: rule.pointer.to_string(), then: rule.then.as_str() }).collect()
 }
 
+/// What becomes of a key by how its request ends, every entry spelled out.
 fn rules(policy: &Policy) -> Vec<OutcomeRule> {
     let endings = endings(&policy.outcomes);
     let rule = |action: OutcomeAction| OutcomeRule {
