@@ -14,7 +14,7 @@ use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::body::{Body, Closed, Sender, end_to_end};
-use super::headers::{announce_trailers, without_forbidden_fields};
+use super::headers::announce_trailers;
 use super::usage::{Account, CountedBuffer, Permit, UNCOUNTED_BODY};
 use crate::idempotency::codec::{Answer, Content};
 
@@ -27,7 +27,7 @@ pub enum Captured {
     Whole {
         /// Its bytes.
         body: Bytes,
-        /// The trailers that followed it.
+        /// The trailers that followed it, as they came.
         trailers: Option<HeaderMap>,
         /// A permit for the same amount of memory, for its record. Small bodies have none.
         record: Option<Permit>,
@@ -70,7 +70,7 @@ pub async fn capture(
         let data = match frame?.into_data() {
             Ok(data) => data,
             Err(frame) => {
-                trailers = frame.into_trailers().ok().map(without_forbidden_fields);
+                trailers = frame.into_trailers().ok();
                 continue;
             }
         };

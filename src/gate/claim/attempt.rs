@@ -20,7 +20,7 @@ use crate::gate::answer::{Client, Reply};
 use crate::gate::pass;
 use crate::http::answer::{Captured, PartialBody, RelayLimits, ResponseTee, TeeHandle, Withheld, capture};
 use crate::http::body::Body;
-use crate::http::headers::{lines, to_client, without_names};
+use crate::http::headers::{lines, to_client, without_forbidden_fields, without_names};
 use crate::http::problem::Problem;
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
 use crate::http::usage::{Account, Permit};
@@ -326,7 +326,7 @@ async fn send(
         Ok(Captured::Whole { body, trailers, record }) => {
             let trailers = trailers.filter(|_| recipient.client.is_some() || trailers_may_follow(request, &answer));
             let trailers = trailers.map(|trailers| without_names(trailers, &request.gate.added));
-            let answer = whole_answer(answer, body, trailers.as_ref());
+            let answer = whole_answer(answer, body, trailers);
             connection.return_to_pool();
             Exchanged::Whole(Box::new(Whole { answer, record, control }))
         }
@@ -368,9 +368,10 @@ pub(in crate::gate) fn head_of_answer(parts: response::Parts, added: &[HeaderNam
     Ok(Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None })
 }
 
-/// The whole answer, of its head and what followed it.
-pub(in crate::gate) fn whole_answer(head: Answer, body: Bytes, trailers: Option<&HeaderMap>) -> Answer {
-    let content = Content { body, trailers: trailers.into_iter().flat_map(lines).collect() };
+/// The whole answer, of its head and what followed it, without what is not for its client.
+pub(in crate::gate) fn whole_answer(head: Answer, body: Bytes, trailers: Option<HeaderMap>) -> Answer {
+    let trailers = trailers.map(without_forbidden_fields);
+    let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
     Answer { content: Some(content), ..head }
 }
 

@@ -148,7 +148,7 @@ impl<'a> Question<'a> {
         match capture(body, kind, MAX_ANSWER, (&self.gate.shared.usage.memory).into(), None).await {
             Ok(Captured::Whole { body, trailers, .. }) => {
                 connection.return_to_pool();
-                Ok(Inquired { answer: whole_answer(answer, body, trailers.as_ref()), control })
+                Ok(Inquired { answer: whole_answer(answer, body, trailers), control })
             }
             Ok(Captured::TooLarge(_)) => {
                 let detail = "the upstream's answer to a question of the gate is too large";
