@@ -50,6 +50,7 @@ mod accepted;
 mod details;
 
 use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use super::credential::Proof;
@@ -279,7 +280,16 @@ impl Answer {
             None
         };
         reader.finish()?;
-        Ok(Self { status, reason, headers, content })
+        let answer = Self { status, reason, headers, content };
+        if answer.has_its_length() { Ok(answer) } else { Err(Unreadable) }
+    }
+
+    /// Whether a body is as long as `Content-Length` says: on the wire, the rest of it would be taken for the next answer. The length
+    /// of an answer to HEAD, and of a 304, is that of a body which does not follow.
+    fn has_its_length(&self) -> bool {
+        let Some(content) = self.content.as_ref().filter(|content| !content.body.is_empty()) else { return true };
+        let mut lengths = self.headers.iter().filter(|(name, _)| *name == CONTENT_LENGTH);
+        lengths.all(|(_, length)| length.to_str().is_ok_and(|length| length.parse() == Ok(content.body.len())))
     }
 }
 

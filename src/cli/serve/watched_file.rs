@@ -70,6 +70,10 @@ impl WatchedFile {
 }
 
 fn read(path: &Path) -> io::Result<Content> {
+    // To open a pipe waits for its writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
     std::fs::read(path).map(|content| Sha256::digest(content).into())
 }
 
@@ -119,6 +123,11 @@ mod tests {
         assert!(!notices(&mut file, 3).await);
         std::fs::write(&path, "a").unwrap();
         assert!(!notices(&mut file, 3).await, "it is the same");
+        // A pipe that nothing writes to, for a moment.
+        std::fs::remove_file(&path).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        assert!(!notices(&mut file, 3).await);
         // As Kubernetes replaces a mounted configuration: by a link to another directory.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(directory.path().join("next"), "b").unwrap();

@@ -56,6 +56,24 @@ fn head() -> impl Strategy<Value = Head> {
         })
 }
 
+/// As in a record that was damaged: the next answer on the connection would be taken for the rest of this one.
+#[test]
+fn a_body_of_another_length_than_the_answer_announces_is_unreadable() {
+    let answer = |length: &'static str, body: &'static str| Answer {
+        status: StatusCode::OK,
+        reason: None,
+        headers: vec![(CONTENT_LENGTH, HeaderValue::from_static(length))],
+        content: Some(Content { body: Bytes::from_static(body.as_bytes()), trailers: Vec::new() }),
+    };
+    for length in ["4", "6", "x5", "55", "-5"] {
+        assert!(Answer::decode(&answer(length, "12345").encode()).is_err(), "{length}");
+    }
+    // The second is one to HEAD.
+    for answer in [answer("5", "12345"), answer("5", "")] {
+        assert_eq!(Answer::decode(&answer.encode()).as_ref(), Ok(&answer));
+    }
+}
+
 /// What has been changed at one place, cut off or added to.
 fn damaged(bytes: &Bytes, at: prop::sample::Index, byte: u8) -> [Bytes; 3] {
     let at = at.index(bytes.len());

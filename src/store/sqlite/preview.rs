@@ -60,8 +60,8 @@ pub fn preview(path: &Path, rules: &[NamespaceRuleSet]) -> Result<Option<Preview
             closed.map_or(Ok(()), |closed| guard::is_current(path, closed, at))?;
             let now = schema::start(&conn).map_err(fail)?;
             schema::complete_former(&conn, version).map_err(fail)?;
-            // A start reads them too, and refuses a file in which they are damaged.
-            schema::count(&conn).map_err(fail)?;
+            // A start refuses a file in which pages that it reads are damaged. Here all are read.
+            schema::check_integrity(&conn).map_err(fail)?;
             let on_file = adopt::on_file(&conn).map_err(fail)?;
             let changes = adopt::changes(&conn, &on_file, rules, now).map_err(fail)?;
             Ok(Some(Preview { changes, on_file, conn, path: path.to_owned(), now }))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Params, Statement, TransactionBehavior, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Params, Statement, TransactionBehavior, ffi, params};
 
 use super::error::{self, OpenError};
 use super::guard::{self, Guard};
@@ -301,6 +301,15 @@ pub(super) const COUNTS: [&str; 3] = [
     "SELECT count(*) FROM record INDEXED BY record_expiry WHERE state <> 0",
     "SELECT count(*) FROM record INDEXED BY record_unknown WHERE state = 2",
 ];
+
+/// Holds that all pages can be read, and that each record stands in all indexes: a key that is missing in one would run again.
+pub(super) fn check_integrity(conn: &Connection) -> rusqlite::Result<()> {
+    let found: String = conn.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+    if found == "ok" {
+        return Ok(());
+    }
+    Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CORRUPT), Some(found)))
+}
 
 /// These counts, which read all of the indexes that a start reads.
 pub(super) fn count(conn: &Connection) -> rusqlite::Result<[u64; 3]> {

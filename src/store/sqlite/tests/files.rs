@@ -206,6 +206,32 @@ fn a_damaged_index_is_found_before_the_start_as_well() {
     }
 }
 
+/// One bit of an id in the index: the record is not found, and its key would run again. A start does not read all of it.
+#[tokio::test]
+async fn an_index_that_lacks_a_record_is_found_by_a_check() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = open(&path);
+    claim(&store, 1).await;
+    store.close().await;
+    drop(store);
+    drop(acquire(&Settings::new(&path)));
+    let bytes = fs::read(&path).unwrap();
+    let id = id(1).0;
+    let places = bytes.windows(id.len()).enumerate().filter(|(_, window)| *window == id).map(|(at, _)| at);
+    let places: Vec<usize> = places.collect();
+    assert_eq!(places.len(), 2, "in the table and in the index");
+    for at in places {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1;
+        fs::write(&path, flipped).unwrap();
+        let refused = preview(&path, &[]).unwrap_err().to_string();
+        assert!(refused.contains("damaged") && refused.contains("record_id"), "{refused}");
+    }
+    fs::write(&path, bytes).unwrap();
+    assert!(preview(&path, &[]).unwrap().is_some());
+}
+
 /// It rewrites the database, and the process could not tell it from damage.
 #[tokio::test]
 async fn a_vacuum_of_a_store_in_use_ends_the_process_and_is_named() {
