@@ -20,6 +20,8 @@ pub struct Description {
     pub has_fsync: bool,
     /// Whether it survives pages that are half written.
     pub has_full_page_writes: bool,
+    /// Tables of the schema whose content a crash of the server removes.
+    pub unlogged: Vec<String>,
     /// The default of `synchronous_commit` for this user.
     pub synchronous_commit: String,
     /// The standbys that commits wait for; empty where they wait for none.
@@ -47,6 +49,10 @@ const SETTINGS: &str = "SELECT current_setting('server_version'), current_databa
     current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on', \
     current_setting('synchronous_commit'), current_setting('synchronous_standby_names')";
 
+/// The tables of the schema that the log does not have (CREATE TABLE, `UNLOGGED`).
+const UNLOGGED: &str = "SELECT relname::text FROM pg_catalog.pg_class \
+    WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'oncegate') AND relkind IN ('r', 'p') AND relpersistence <> 'p' ORDER BY 1";
+
 /// The standbys, without backups and logical subscribers.
 const STANDBYS: &str = "SELECT r.sync_state FROM pg_catalog.pg_stat_replication r \
     WHERE r.state IS DISTINCT FROM 'backup' AND NOT EXISTS (\
@@ -56,6 +62,7 @@ impl Description {
     pub(super) async fn of(session: &Session, settings: &Settings) -> Result<Self, OpenError> {
         let sql = |error: tokio_postgres::Error| OpenError::of(&error);
         let row = session.client().query_typed_one(SETTINGS, &[]).await.map_err(sql)?;
+        let unlogged = session.client().query_typed(UNLOGGED, &[]).await.map_err(sql)?;
         let standbys = match session.client().query_typed(STANDBYS, &[]).await {
             Ok(rows) => Some(rows.iter().map(|row| Standby::of(row.get(0))).collect()),
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,
@@ -68,6 +75,7 @@ impl Description {
             hosts: hosts::count(&settings.servers),
             has_fsync: row.get(2),
             has_full_page_writes: row.get(3),
+            unlogged: unlogged.iter().map(|row| row.get(0)).collect(),
             synchronous_commit: row.get(4),
             synchronous_standby_names: row.get(5),
             standbys,
@@ -85,6 +93,12 @@ impl Description {
                      those requests may run twice; set {setting} to on"
                 ));
             }
+        }
+        for table in &self.unlogged {
+            risks.push(format!(
+                "the table oncegate.{table} is UNLOGGED: a crash of the server empties it, no standby has it, and those requests \
+                 run twice; make it a logged one: ALTER TABLE oncegate.{table} SET LOGGED"
+            ));
         }
         if ["off", "local", "remote_write"].contains(&&*self.synchronous_commit) {
             risks.push(format!(
@@ -202,6 +216,11 @@ mod tests {
                 Description { has_full_page_writes: false, ..safe() },
                 "full_page_writes is off",
                 "set full_page_writes to on",
+            ),
+            (
+                Description { unlogged: vec!["record".to_owned()], ..safe() },
+                "oncegate.record is UNLOGGED",
+                "ALTER TABLE oncegate.record SET LOGGED",
             ),
             (level("off"), "synchronous_commit is off", "set synchronous_commit to on"),
             (level("local"), "synchronous_commit is local", "set synchronous_commit to on"),

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio_postgres::{Client, Error as SqlError};
 
-use super::error::had_no_effect;
+use super::error::{had_no_effect, message};
 use super::{OpenError, schema};
 
 /// Fails on a standby, where a role lacks the right, and on servers without a log of their own.
@@ -43,7 +43,7 @@ impl Lineage {
             Ok(row) => row.get::<_, Option<i32>>(0).and_then(|timeline| u32::try_from(timeline).ok()),
             Err(error) if had_no_effect(&error) && !is_transient(&error) => None,
             // An old primary may merely be too busy to answer.
-            Err(error) if is_transient(&error) => return Err(OpenError::Unreachable(error.to_string())),
+            Err(error) if is_transient(&error) => return Err(OpenError::Unreachable(message(&error))),
             Err(error) => return Err(OpenError::of(&error)),
         };
         Ok(Self { store, timeline })

@@ -34,6 +34,8 @@ pub struct Primary {
     pub appends: Option<bool>,
     /// When it syncs that file: `always`, `everysec` or `no`.
     pub appendfsync: Option<String>,
+    /// Whether it syncs nothing while it writes a snapshot or a new append-only file.
+    pub pauses_sync: bool,
     /// When it writes snapshots; empty where never.
     pub save: Option<String>,
     /// How many bytes it may hold; 0 is no bound.
@@ -49,7 +51,15 @@ impl Description {
         let question = |name: &str, part: &str| redis::cmd(name).arg(part).to_owned();
         let mut questions: Vec<Cmd> =
             ["replication", "persistence", "memory"].map(|part| question("INFO", part)).into();
-        let settings = ["appendonly", "appendfsync", "save", "maxmemory", "maxmemory-policy", "min-replicas-to-write"];
+        let settings = [
+            "appendonly",
+            "appendfsync",
+            "no-appendfsync-on-rewrite",
+            "save",
+            "maxmemory",
+            "maxmemory-policy",
+            "min-replicas-to-write",
+        ];
         questions.extend(settings.map(|setting| redis::cmd("CONFIG").arg("GET").arg(setting).to_owned()));
         let response = timeout(DESCRIBE_TIMEOUT, manager.ask_each(&questions)).await;
         let response = response.map_err(|_| OpenError::Unreachable("it did not answer in time".to_owned()))?;
@@ -107,6 +117,7 @@ impl Primary {
             replicas: field("connected_slaves").and_then(|count| count.parse().ok()),
             appends: field("aof_enabled").or(setting("appendonly")).map(|value| value == "1" || value == "yes"),
             appendfsync: setting("appendfsync"),
+            pauses_sync: setting("no-appendfsync-on-rewrite").is_some_and(|value| value == "yes"),
             save: setting("save"),
             maxmemory: field("maxmemory").and_then(|bytes| bytes.parse().ok()).or(counted("maxmemory")),
             maxmemory_policy: field("maxmemory_policy").or(setting("maxmemory-policy")),
@@ -144,6 +155,11 @@ impl Primary {
             (None, ..) => {
                 "this user may not see how writes are kept (INFO and CONFIG are denied): what Redis acknowledged and did \
                  not keep is lost with it, and those requests may run twice; make sure that appendonly is yes"
+            }
+            (Some(true), Some("always" | "everysec"), _) if self.pauses_sync => {
+                "no-appendfsync-on-rewrite yes: while Redis writes a snapshot or a new append-only file, nothing is synced, and a \
+                 crash of its machine loses up to half a minute of claims and answers, and those requests may run twice; set \
+                 no-appendfsync-on-rewrite to no"
             }
             (Some(true), Some("always"), _) => return None,
             (Some(true), Some("everysec"), _) => {
@@ -228,6 +244,7 @@ mod tests {
             replicas: Some(1),
             appends: Some(true),
             appendfsync: Some("always".to_owned()),
+            pauses_sync: false,
             save: Some(String::new()),
             maxmemory: Some(1 << 30),
             maxmemory_policy: Some("noeviction".to_owned()),
@@ -253,6 +270,7 @@ mod tests {
             (Primary { appends: Some(false), save: None, ..primary() }, "not appended", "appendonly to yes"),
             (Primary { appendfsync: set("everysec"), ..primary() }, "last second", "appendfsync to always"),
             (Primary { appendfsync: set("no"), ..primary() }, "half a minute", "appendfsync to everysec"),
+            (Primary { pauses_sync: true, ..primary() }, "nothing is synced", "no-appendfsync-on-rewrite to no"),
             (Primary { appendfsync: None, ..primary() }, "may not see appendfsync", "may run twice"),
             (Primary { appends: None, ..primary() }, "may not see how writes are kept", "appendonly is yes"),
             (Primary { maxmemory_policy: set("allkeys-lru"), ..primary() }, "WILL RUN TWICE", "to noeviction"),

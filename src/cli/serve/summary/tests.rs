@@ -58,6 +58,7 @@ fn stores_say_what_they_survive_and_risk() {
         database: "gate".to_owned(),
         has_fsync: true,
         has_full_page_writes: false,
+        unlogged: Vec::new(),
         hosts: 1,
         synchronous_commit: "on".to_owned(),
         synchronous_standby_names: "standby".to_owned(),

@@ -315,16 +315,39 @@ pub(super) fn at(address: &Address, error: &RedisError) -> OpenError {
         OpenError::Unreachable(_) => OpenError::Unreachable(format!("{server}: {}", message(error))),
         OpenError::Refused(_) => OpenError::Refused(format!("{server}: {}", message(error))),
         OpenError::Tls(_) => OpenError::Tls(format!("{server}: {}", message(error))),
-        _ if error.to_string().to_ascii_lowercase().contains("unknown command") => {
-            OpenError::Old(format!("at {server}"))
-        }
-        _ => OpenError::Failed(format!("{server}: {}", message(error))),
+        _ => match unknown_command(&error.to_string()).as_deref() {
+            Some("HELLO") => OpenError::Old(format!("at {server}")),
+            Some("SENTINEL") => OpenError::Unfit(format!("{server} is not a Sentinel")),
+            Some(command) => OpenError::Failed(format!("{server}: it does not know the command {command}")),
+            None => OpenError::Failed(format!("{server}: {}", message(error))),
+        },
     }
+}
+
+/// The name of a command that the server does not have, by what it says: `unknown command 'SENTINEL', with args ...`.
+fn unknown_command(said: &str) -> Option<String> {
+    const UNKNOWN: &str = "unknown command";
+    let at = said.to_ascii_lowercase().find(UNKNOWN)?;
+    let name = said[at + UNKNOWN.len()..].trim_start_matches([' ', '\'', '`', '"']);
+    let end = name.find(|char: char| !char.is_ascii_alphanumeric()).unwrap_or(name.len());
+    Some(name[..end].to_ascii_uppercase())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_that_is_unknown_is_named() {
+        for (said, command) in [
+            ("ERR: unknown command 'SENTINEL', with args beginning with: 'get-master-addr-by-name'", Some("SENTINEL")),
+            ("An error was signalled by the server - ResponseError: unknown command `hello`, with args", Some("HELLO")),
+            ("ERR unknown command", Some("")),
+            ("NOPERM this user has no permissions to run the 'ping' command", None),
+        ] {
+            assert_eq!(unknown_command(said).as_deref(), command, "{said}");
+        }
+    }
 
     #[test]
     fn versions_are_compared() {
