@@ -50,12 +50,12 @@ fingerprint = { of = ["method", "path"] }
 outcomes = { "3xx" = "release", "4xx" = "release", "5xx" = "release" }
 "#,
     ),
-    // A redelivery has the id of the first delivery. GitHub caps payloads at 25 MB.
+    // A redelivery has the id of the first delivery. All hooks of one event have it too. GitHub caps payloads at 25 MB.
     (
         "github-webhook",
         r#"ttl = "7d"
 key = { from = ["header:X-GitHub-Delivery"], required = true }
-scope = ["host"]
+scope = ["host", "header:X-GitHub-Hook-ID?"]
 fingerprint = { of = ["method", "path"] }
 outcomes = { "3xx" = "release", "4xx" = "release", "5xx" = "release" }
 max_request_body = "25MiB"
@@ -82,7 +82,7 @@ fingerprint = { of = ["method", "path"] }
 outcomes = { "3xx" = "release", "4xx" = "release", "5xx" = "release" }
 "#,
     ),
-    // Ids are unique within a topic only: the subscription counts, so that one that repeats is refused and never lost.
+    // Ids are unique within a topic only: the subscription counts, so that the same id of another one is refused, and no replay.
     // The bearer token is renewed, and deliveryAttempt counts up.
     (
         "pubsub-push",
@@ -132,6 +132,13 @@ impl Preset {
     /// Whether the table names one.
     pub(super) fn is_named(self) -> bool {
         self.preset.is_some()
+    }
+
+    /// The preset, if it is one for a sender that counts an event with a 2xx as handled.
+    pub(super) fn of_sender(self) -> Option<&'static str> {
+        let preset = self.preset?;
+        let (name, _) = ALL.iter().find(|(_, keys)| *keys == preset)?;
+        (!["ietf", "stripe"].contains(name)).then_some(name)
     }
 
     /// The keys of the preset over `base`.

@@ -189,6 +189,7 @@ fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Defaults, upstreams
     }
     let Defaults { preset, filled, has_consumers, forwards_key, .. } = defaults;
     advice::on_idle_keys(table, "default", &filled.policy, &Policy::default(), has_consumers);
+    advice::on_accepted_events(table, "default", &filled.policy, preset);
     check_policy(table, "default", &filled, upstreams.timeout(upstream), forwards_key);
     advise_on_credential([(table, &filled.policy)]);
     let (name, path) = (Some("default".into()), Pattern::parse("/{*rest}").ok());
@@ -208,6 +209,7 @@ fn one(table: &Table<'_>, defaults: &Defaults, upstreams: &Upstreams, printed: &
     let name = keys.name.as_deref().unwrap_or("?");
     advice::on_methods(table, name, &keys.methods);
     advice::on_idle_keys(table, name, &draft.policy, &base.policy, defaults.has_consumers);
+    advice::on_accepted_events(table, name, &draft.policy, preset);
     check_policy(table, name, &draft, upstreams.timeout(upstream), defaults.forwards_key);
     // A wrong upstream is reported; the route still takes part in the checks of all routes.
     route(keys, upstream.unwrap_or_default(), preset, draft.policy, upstreams, printed)

@@ -8,6 +8,7 @@ use http::{HeaderName, Method};
 
 use super::super::declare::Keys;
 use super::super::node::Table;
+use super::super::preset::Preset;
 use super::super::suggest::nearest;
 use super::super::units::show_duration;
 use crate::idempotency::delivery::Deliver;
@@ -233,6 +234,19 @@ pub(super) fn on_deliveries(table: &Table<'_>, route: &str, policy: &Policy) {
                  {{ \"5xx\" = \"hold\" }}; if it never has, write \"release\" there"
             ),
         );
+    }
+}
+
+/// Advises against a 202 for what a sender delivers: it counts that as handled, and does not deliver again what the upstream refuses.
+pub(super) fn on_accepted_events(table: &Table<'_>, route: &str, policy: &Policy, preset: Preset) {
+    if policy.mode != Mode::Accept {
+        return;
+    }
+    if let Some(preset) = preset.of_sender() {
+        let message =
+            format!("route `{route}` accepts events (preset `{preset}`), and their sender counts each 202 as handled");
+        let effect = "one that is given up is not sent again, and a signature may be too old when it is delivered";
+        table.advise("mode", format!("{message}: {effect}; let the route protect"));
     }
 }
 

@@ -60,6 +60,17 @@ fn a_scope_of_a_cookie_that_may_be_missing_is_advised_against() {
 }
 
 #[test]
+fn an_event_of_a_sender_is_not_to_be_accepted() {
+    let advised = |preset: &str| {
+        key_of_advice(&format!("mode = \"accept\"\npreset = \"{preset}\""), "their sender counts each 202 as handled")
+    };
+    for preset in ["stripe-webhook", "sns", "cloudevents"] {
+        assert_eq!(advised(preset).as_deref(), Some("routes[0].mode"), "{preset}");
+    }
+    assert_eq!((advised("stripe"), advised("ietf")), (None, None));
+}
+
+#[test]
 fn an_observed_route_answers_no_preflights() {
     let cors = "cors = { origins = [\"https://shop.example\"], preflight = true }";
     let advised = |mode: &str| key_of_advice(&format!("mode = \"{mode}\"\n{cors}"), "`cors.preflight` has no effect");
