@@ -234,6 +234,10 @@ fn serve_says_what_to_do_about_the_schema() {
     database.run("INSERT INTO oncegate.migration (version, compatible_with) VALUES (99, 99)");
     let said = refusal(&plan);
     assert!(said.contains("at version 99") && said.contains("run a later oncegate"), "{said}");
+    for args in [&["--store", &database.url][..], &["--store", &database.url, "--dry-run"]] {
+        let said = refused(args, 1);
+        assert!(said.contains("run a later oncegate"), "{said}");
+    }
     assert_eq!(upstream.runs(), 1);
 }
 

@@ -19,8 +19,9 @@ use tokio::time::{Instant, timeout};
 
 use super::endpoint::Endpoint;
 use super::http2::ReservedStream;
-use super::io::{HeadFilter, MAX_HEAD, SocketState};
+use super::io::{HeadFilter, SocketState};
 use super::pool::Turn;
+use super::response_head::MAX_HEAD;
 use super::{Io, NotSent, Reuse, Sharing, Upstream};
 use crate::http::answer::may_have_content;
 use crate::http::body::{self, Body, Observer};

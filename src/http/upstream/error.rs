@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use super::io::HeadFault;
+use super::response_head::HeadFault;
 use crate::http::body;
 
 /// Sending failed.

@@ -275,6 +275,8 @@ fn table() -> String {
         let due = before.timeout().map(|at| (at, Event::Timeout));
         let all = events().into_iter().map(|(words, event)| (words.to_owned(), now + SECOND, event));
         let timeout = due.map(|(at, event)| (format!("{} have passed", seconds(at)), at, event));
+        // Events with the same effect share a line.
+        let mut lines: Vec<(Vec<String>, String)> = Vec::new();
         for (words, at, event) in all.chain(timeout) {
             let mut protocol = before.clone();
             let actions = protocol.handle(at, event);
@@ -283,7 +285,14 @@ fn table() -> String {
             }
             let does: Vec<String> = actions.iter().map(describe).collect();
             let does = if does.is_empty() { "-".to_owned() } else { does.join("; ") };
-            let _ = writeln!(out, "| {words} | {does} | {} |", what_is_next(&protocol));
+            let effect = format!("{does} | {}", what_is_next(&protocol));
+            match lines.iter_mut().find(|(_, other)| *other == effect) {
+                Some((events, _)) => events.push(words),
+                None => lines.push((vec![words], effect)),
+            }
+        }
+        for (events, effect) in lines {
+            let _ = writeln!(out, "| {} | {effect} |", events.join("; "));
         }
     }
     out

@@ -186,9 +186,9 @@ async fn try_migrate(client: &mut Client) -> Result<Vec<Migration>, Failed> {
 }
 
 async fn missing(client: &Client) -> Result<Vec<Migration>, OpenError> {
-    let (found, _) = match versions(client).await {
-        Err(OpenError::NoSchema) => (0, 0),
-        other => other?,
+    let found = match versions(client).await {
+        Err(OpenError::NoSchema) => 0,
+        other => workable(other?)?,
     };
     Ok(MIGRATIONS.into_iter().filter(|migration| migration.version > found).collect())
 }
@@ -197,14 +197,19 @@ async fn missing(client: &Client) -> Result<Vec<Migration>, OpenError> {
 pub(super) async fn check(client: &Client) -> Result<(), OpenError> {
     // First: a user who may read the versions and no more would meet one refusal after another.
     may_use(client).await?;
-    let (found, compatible_with) = versions(client).await?;
+    let found = workable(versions(client).await?)?;
     if found < NEEDED {
         return Err(OpenError::Older { found, needed: NEEDED });
     }
-    if compatible_with > NEEDED {
-        return Err(OpenError::Newer { found, compatible_with, known: NEEDED });
-    }
     isolates(client).await
+}
+
+/// The version of a schema on which a program works that knows all up to [`NEEDED`].
+fn workable((found, compatible_with): (u32, u32)) -> Result<u32, OpenError> {
+    match compatible_with > NEEDED {
+        true => Err(OpenError::Newer { found, compatible_with, known: NEEDED }),
+        false => Ok(found),
+    }
 }
 
 /// The store's identity, the secret of its gates, and its time.
@@ -229,7 +234,7 @@ async fn may_use(client: &Client) -> Result<(), OpenError> {
     let question = "SELECT string_agg(t || ': ' || p, ', ' ORDER BY t, p)
         FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity', 'audit', 'delivery', 'paused']) t,
               unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
-              UNION ALL SELECT unnest(ARRAY['store', 'layout', 'migration']), 'SELECT'
+              UNION ALL SELECT unnest(ARRAY['store', 'layout', 'owned', 'migration']), 'SELECT'
               UNION ALL SELECT 'rules_period', unnest(ARRAY['SELECT', 'INSERT', 'UPDATE'])) needed
         WHERE NOT has_table_privilege(to_regclass('oncegate.' || t), p)";
     let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;
