@@ -230,7 +230,7 @@ fn not_to_call() -> Problem {
 fn unreadable(head: &Bytes) -> Problem {
     let (why, needed) = match codec::is_sealed(head) {
         true => ("it is encrypted with a key that is not in store.encryption_keys", "has the key"),
-        false => ("a later version of oncegate wrote it", "can read it"),
+        false => ("a later version of oncegate wrote it, or it is damaged", "can read it"),
     };
     Kind::Unreadable.because(format!(
         "this gate cannot read the record: {why}, and retries would get 503 rather than the answer. Give the answer at a gate that \

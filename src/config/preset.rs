@@ -175,6 +175,15 @@ mod tests {
         }
     }
 
+    /// An API whose clients read the gate's answers is no sender.
+    #[test]
+    fn the_presets_of_senders_are_those_whose_scope_is_the_host() {
+        for (name, keys) in ALL {
+            let is_sender = Preset { preset: Some(keys) }.of_sender() == Some(name);
+            assert_eq!(is_sender, keys.contains("scope = [\"host\""), "{name}");
+        }
+    }
+
     #[test]
     fn the_docs_have_every_preset_as_it_is() {
         let page = std::fs::read_to_string("docs/reference/presets.md").unwrap();

@@ -250,7 +250,7 @@ impl Observer for AnswerTap {
                 if let Some(trailers) = frame.trailers_ref() {
                     answer.trailers = lines(trailers).collect();
                     if is_call {
-                        answer.control = std::mem::take(&mut answer.control).with_trailers(trailers);
+                        answer.control = Control::of_call(&answer.headers.iter().cloned().collect(), trailers);
                     }
                 }
                 answer.end();

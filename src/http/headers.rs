@@ -8,12 +8,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
 use super::forwarding::{self, ForwardedHeaders, Forwarding, PeerInfo, continue_or_start_trace};
 use crate::idempotency::record::RequestId;
+use crate::idempotency::settle::CONTROL;
 use crate::telemetry::spans::SpanContext;
 
 /// The token of an attempt, for the upstream.
 pub const ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
-/// Instructions of an upstream about its response.
-pub const CONTROL: HeaderName = HeaderName::from_static("idempotency-control");
 
 /// The headers that a gate adds to answers, unless it is configured otherwise.
 pub const ADDED: [HeaderName; 3] = [

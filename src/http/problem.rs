@@ -12,8 +12,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use serde::Serialize;
 
 pub use self::grpc::{Pushback, end_call};
-use super::headers::CONTROL;
 use crate::idempotency::record::{RecordId, RequestId};
+use crate::idempotency::settle::CONTROL;
 use crate::telemetry::outcome::Code;
 
 /// A problem to answer with.

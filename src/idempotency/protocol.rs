@@ -1,7 +1,7 @@
 //! The claim protocol: what one protected request does about its key, from the key to the reply, without any I/O.
 //!
 //! [`Protocol`] is a state machine. Its driver reports what happened as an [`Event`] and carries out the [`Action`]s that
-//! [`Protocol::handle`] returns, in their order. Some actions end with an event, whose documentation names them: the driver
+//! [`Protocol::handle`] returns, in their order. Some actions end with an event, and the documentation of that event names them: the driver
 //! reports that event before the machine returns the next action of this kind. The machine reads no clock: `now` is the age of
 //! the request, and [`Protocol::timeout`] says at what age the driver reports [`Event::Timeout`].
 //!

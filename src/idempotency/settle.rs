@@ -64,6 +64,9 @@ pub enum GateSays {
     NotOver,
 }
 
+/// What the upstream says of its answer to the gate.
+pub const CONTROL: HeaderName = HeaderName::from_static("idempotency-control");
+
 /// What the upstream said in `Idempotency-Control`, and in `Idempotency-Status` where it is another gate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Control {
@@ -269,9 +272,15 @@ impl Control {
     /// invalid.
     #[must_use]
     pub fn read(headers: &HeaderMap) -> Self {
+        Self::of_call(headers, &HeaderMap::new())
+    }
+
+    /// The same of a gRPC call: a server that has begun its answer can say it only in the trailers.
+    #[must_use]
+    pub fn of_call(headers: &HeaderMap, trailers: &HeaderMap) -> Self {
         let mut control = Self { of_gate: GateSays::read(headers), ..Self::default() };
         let mut ttls = Vec::new();
-        let lines = headers.get_all("idempotency-control").iter();
+        let lines = [headers, trailers].into_iter().flat_map(|part| part.get_all(&CONTROL));
         for directive in lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b',')) {
             let directive = directive.trim_ascii().to_ascii_lowercase();
             match directive.as_slice() {
@@ -290,21 +299,6 @@ impl Control {
             control.invalid += ttls.len();
         }
         control
-    }
-
-    /// With what the trailers of a gRPC call say: a server that has begun its answer can say it only there.
-    #[must_use]
-    pub fn with_trailers(self, trailers: &HeaderMap) -> Self {
-        let last = Self::read(trailers);
-        let agreed = (self.ttl.or(last.ttl)).filter(|ttl| last.ttl.is_none_or(|other| other == *ttl));
-        let contradicting = if self.ttl.is_some() && agreed.is_none() { 2 } else { 0 };
-        Self {
-            release: self.release || last.release,
-            no_store: self.no_store || last.no_store,
-            ttl: agreed,
-            invalid: self.invalid + last.invalid + contradicting,
-            of_gate: self.of_gate,
-        }
     }
 }
 
@@ -376,8 +370,7 @@ mod tests {
     use super::*;
 
     fn read(lines: &[&'static str]) -> Control {
-        let name = HeaderName::from_static("idempotency-control");
-        Control::read(&lines.iter().map(|line| (name.clone(), HeaderValue::from_static(line))).collect())
+        Control::read(&lines.iter().map(|line| (CONTROL, HeaderValue::from_static(line))).collect())
     }
 
     /// What a gate says that is the upstream is no answer to keep, unless the configuration names the status.
@@ -469,21 +462,19 @@ mod tests {
         ] {
             assert_eq!(read(&[line]), Control { invalid: 1, ..Control::default() }, "{line}");
         }
-        let trailing = |lines: &[&'static str], trailers: &[&'static str]| {
-            let name = || HeaderName::from_static("idempotency-control");
-            let trailers = trailers.iter().map(|line| (name(), HeaderValue::from_static(line))).collect();
-            read(lines).with_trailers(&trailers)
+        let part = |lines: &[&'static str]| -> HeaderMap {
+            lines.iter().map(|line| (CONTROL, HeaderValue::from_static(line))).collect()
         };
-        assert_eq!(
-            trailing(&["no-store"], &["release, x"]),
-            Control { release: true, no_store: true, invalid: 1, ..Control::default() }
-        );
+        let trailing =
+            |head: &[&'static str], trailers: &[&'static str]| Control::of_call(&part(head), &part(trailers));
+        let both = Control { release: true, no_store: true, invalid: 1, ..Control::default() };
+        assert_eq!(trailing(&["no-store"], &["release, x"]), both);
         for (head, trailers) in [(&["ttl=5"][..], &[][..]), (&[], &["ttl=5"]), (&["ttl=5"], &["ttl=5"])] {
             assert_eq!(trailing(head, trailers), seconds(5));
         }
         assert_eq!(trailing(&["ttl=5"], &["ttl=6"]), Control { invalid: 2, ..Control::default() });
-        let name = HeaderName::from_static("idempotency-control");
-        let odd = HeaderMap::from_iter([(name, HeaderValue::from_bytes(b"\xff, release").unwrap())]);
+        assert_eq!(trailing(&["ttl=5, ttl=6"], &["ttl=7"]), Control { invalid: 3, ..Control::default() });
+        let odd = HeaderMap::from_iter([(CONTROL, HeaderValue::from_bytes(b"\xff, release").unwrap())]);
         assert_eq!(Control::read(&odd), Control { release: true, invalid: 1, ..Control::default() });
     }
 

@@ -47,6 +47,21 @@ fn what_a_sender_repeats_is_a_replay_and_another_event_runs() {
     }
 }
 
+/// GitHub gives the deliveries of one event to several hooks the same id.
+#[test]
+fn each_hook_of_an_event_runs_once() {
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = gate(&upstream, "github-webhook");
+    let [first, again, _] = requests("github-webhook");
+    let other = String::from_utf8(first.clone()).unwrap().replace("292430182", "292430183");
+    for (request, word) in
+        [(&first[..], "executed"), (other.as_bytes(), "executed"), (&again, "replayed"), (other.as_bytes(), "replayed")]
+    {
+        assert_eq!(send(&gate, request).word(), word);
+    }
+    assert_eq!(upstream.runs(), 2);
+}
+
 #[test]
 fn a_delivery_that_failed_runs_again() {
     for preset in PRESETS.iter().filter(|preset| !["ietf", "stripe"].contains(preset)) {

@@ -90,10 +90,9 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
         _ => authority.port_u16(),
     };
     match port {
-        // A zone that a URL can have (RFC 6874) is one that the resolver does not read.
-        _ if host.contains('%') => {
-            let wrong = Wrong::new("the host has no `%`");
-            Err(wrong.hint("write the name or the address alone: an address with a zone (`%eth0`) is not supported"))
+        // As RFC 6874 has it: the resolver would take the digits for a part of the zone.
+        _ if host.contains("%25") => {
+            Err(Wrong::new("the `%` before the zone of an address is not encoded").hint("write `%eth0`, not `%25eth0`"))
         }
         Some(port) if port > 0 && !host.is_empty() => Ok((Place::Tcp { host: host.to_owned(), port }, is_encrypted)),
         _ => Err(Wrong::new("the URL needs a host and a port from 1 to 65535").hint(FORM)),

@@ -46,6 +46,20 @@ fn an_upstream_is_where_its_url_says() {
 }
 
 #[test]
+fn a_socket_has_a_file_name_and_a_zone_is_not_encoded() {
+    for (upstream, hint) in [
+        ("unix:/", "unix:/run/app.sock"),
+        ("unix:/run/", "unix:/run/app.sock"),
+        ("http://[fe80::1%25eth0]:1", "`%eth0`"),
+    ] {
+        let text = format!("[upstreams]\napp = \"{upstream}\"\n");
+        let Err(problems) = load_text(PathBuf::from("gate.toml"), &text) else { panic!("{upstream}") };
+        assert!(problems.to_string().contains(hint), "{upstream}: {problems}");
+    }
+    assert_eq!(settings("\"http://[fe80::1%eth0]:1\"").places, [tcp("fe80::1%eth0", 1)]);
+}
+
+#[test]
 fn certificates_count_by_what_they_are_and_keys_are_shown_nowhere() {
     if !certificates::can_be_made() {
         return;

@@ -291,6 +291,7 @@ async fn send(
     let (parts, body) = response.into_parts();
     let version = parts.version;
     let control = Control::read(&parts.headers);
+    let head_of_call = request.head.is_call().then(|| parts.headers.clone());
     let answer = match head_of_answer(parts, &request.gate.added) {
         Ok(answer) => answer,
         Err(problem) => return Exchanged::Failed(Ending::Broken, problem),
@@ -312,10 +313,8 @@ async fn send(
     let memory = Account::new(request.head.memory(&request.gate.shared.usage), Some(&party));
     let captured =
         capture(body, (version, answer.status), request.policy().max_response_body, memory, tee_handle).await;
-    let control = match &captured {
-        Ok(Captured::Whole { trailers: Some(trailers), .. }) if request.head.is_call() => {
-            control.with_trailers(trailers)
-        }
+    let control = match (&captured, &head_of_call) {
+        (Ok(Captured::Whole { trailers: Some(trailers), .. }), Some(head)) => Control::of_call(head, trailers),
         _ => control,
     };
     if control.invalid > 0 {

@@ -429,8 +429,8 @@ pub(super) fn has_length(answer: &Answer) -> bool {
 }
 
 /// Why a record cannot be read.
-const UNREADABLE: &str = "a later version of oncegate wrote it, it is encrypted with a key that this gate lacks, or it is not encrypted and \
-                          a route has `seal = \"required\"`";
+const UNREADABLE: &str = "a later version of oncegate wrote it, it is encrypted with a key that this gate lacks, it is damaged, or it is \
+                          not encrypted and a route has `seal = \"required\"`";
 
 /// The digest of a larger body is not made between other requests.
 const LARGE: usize = 1 << 20;

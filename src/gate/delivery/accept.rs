@@ -197,10 +197,6 @@ impl ProtectedRequest {
             prefer::remove_respond_async(&mut headers);
         }
         let compared = &self.policy().fingerprint.headers;
-        // It is how long the client waits for this answer. The delivery has its own time.
-        if self.head.is_call() && !compared.contains(&grpc::TIMEOUT) {
-            headers.remove(grpc::TIMEOUT);
-        }
         // Its delivery is a child of the span that it has here.
         let is_compared = compared.contains(&TRACEPARENT) || compared.contains(&TRACESTATE);
         if let Some(span) = self.head.exported_span().filter(|_| !is_compared) {
@@ -360,6 +356,10 @@ impl ProtectedRequest {
         let permit = gate.shared.usage.requests.acquire(1).map(Arc::new).ok_or(RETRY_SOON)?;
         let (key, policy) = (stored.key.clone(), &route.policy);
         let mut head = Head::accepted(stored, &gate.context).map_err(|_| unreadable())?;
+        // It was how long the client waited for its answer, which it has. The delivery has its own time.
+        if head.is_call() && !policy.fingerprint.headers.contains(&grpc::TIMEOUT) {
+            head.headers.remove(grpc::TIMEOUT);
+        }
         if policy.scope.has_jwt_claims() {
             gate.reread_jwt_claims(&mut head);
         }

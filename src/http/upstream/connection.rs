@@ -391,7 +391,9 @@ mod tests {
     use http::HeaderValue;
     use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 
+    use super::super::error::not_sent;
     use super::super::io::UpstreamIo;
+    use super::super::response_head::HeadFault;
     use super::*;
 
     /// An upstream that has stopped reading keeps the first write of a request waiting. What it says then is no answer.
@@ -419,6 +421,30 @@ mod tests {
         let mut sent = Vec::new();
         upstream.read_to_end(&mut sent).await.unwrap();
         assert_eq!(sent, [b'x'; 64], "no byte of it has left");
+    }
+
+    /// As a server of HTTP/2 does, which begins by itself (RFC 9113, 3.4).
+    #[tokio::test]
+    async fn a_server_of_http_2_is_named_before_a_request_has_left() {
+        use tokio::io::AsyncWriteExt as _;
+
+        let (ours, mut upstream) = tokio::io::duplex(64);
+        let mut ours: Box<dyn Io> = Box::new(ours);
+        let socket = Arc::new(SocketState::default());
+        ours.write_all(&[b'x'; 64]).await.unwrap();
+        let stream = UpstreamIo::new(ours, Arc::clone(&socket));
+        let mut connection =
+            Http1Connection::handshake(stream, socket, None, Owner::AnyCaller, HYPER_MAX_HEADERS).await.unwrap();
+        let request = Request::get("/").header("host", "a").body(Body::empty()).unwrap();
+        let (answered, ()) = tokio::join!(connection.send(request, None), async {
+            // hyper takes the request, and finds no room to write it.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            upstream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+        });
+        let Err(SendError::FirstWrite(error)) = answered else { panic!("it is not sent") };
+        assert!(matches!(not_sent(error), NotSent::Unasked(HeadFault::Http2)));
     }
 
     #[test]

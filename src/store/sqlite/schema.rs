@@ -308,7 +308,10 @@ pub(super) fn check_integrity(conn: &Connection) -> rusqlite::Result<()> {
     if found == "ok" {
         return Ok(());
     }
-    Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CORRUPT), Some(found)))
+    Err(rusqlite::Error::SqliteFailure(
+        ffi::Error::new(ffi::SQLITE_CORRUPT),
+        Some(format!("the first of what it found: {found}")),
+    ))
 }
 
 /// These counts, which read all of the indexes that a start reads.

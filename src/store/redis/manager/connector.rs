@@ -330,7 +330,7 @@ fn unknown_command(said: &str) -> Option<String> {
     let at = said.to_ascii_lowercase().find(UNKNOWN)?;
     let name = said[at + UNKNOWN.len()..].trim_start_matches([' ', '\'', '`', '"']);
     let end = name.find(|char: char| !char.is_ascii_alphanumeric()).unwrap_or(name.len());
-    Some(name[..end].to_ascii_uppercase())
+    Some(name[..end].to_ascii_uppercase()).filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]
@@ -342,7 +342,7 @@ mod tests {
         for (said, command) in [
             ("ERR: unknown command 'SENTINEL', with args beginning with: 'get-master-addr-by-name'", Some("SENTINEL")),
             ("An error was signalled by the server - ResponseError: unknown command `hello`, with args", Some("HELLO")),
-            ("ERR unknown command", Some("")),
+            ("ERR unknown command", None),
             ("NOPERM this user has no permissions to run the 'ping' command", None),
         ] {
             assert_eq!(unknown_command(said).as_deref(), command, "{said}");
