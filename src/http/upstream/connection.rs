@@ -397,14 +397,14 @@ mod tests {
     use super::*;
 
     /// An upstream that has stopped reading keeps the first write of a request waiting. What it says then is no answer.
-    #[tokio::test]
-    async fn bytes_that_come_before_a_request_has_left_do_not_answer_it() {
+    /// The upstream says this before a byte of a request has left: what becomes of the request, and what has left in the end.
+    async fn told_before_a_request_has_left(said: &[u8]) -> (Option<SendError>, Vec<u8>) {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
         let (ours, mut upstream) = tokio::io::duplex(64);
         let mut ours: Box<dyn Io> = Box::new(ours);
         let socket = Arc::new(SocketState::default());
-        ours.write_all(&[b'x'; 64]).await.unwrap();
+        ours.write_all(&FULL).await.unwrap();
         let stream = UpstreamIo::new(ours, Arc::clone(&socket));
         let mut connection =
             Http1Connection::handshake(stream, socket, None, Owner::AnyCaller, HYPER_MAX_HEADERS).await.unwrap();
@@ -414,37 +414,32 @@ mod tests {
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
-            upstream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL").await.unwrap();
+            upstream.write_all(said).await.unwrap();
         });
-        assert!(matches!(answered, Err(SendError::FirstWrite(_))));
         drop(connection);
         let mut sent = Vec::new();
         upstream.read_to_end(&mut sent).await.unwrap();
-        assert_eq!(sent, [b'x'; 64], "no byte of it has left");
+        (answered.err(), sent)
+    }
+
+    /// What takes all the room of the stream.
+    const FULL: [u8; 64] = [b'x'; 64];
+
+    #[tokio::test]
+    async fn bytes_that_come_before_a_request_has_left_do_not_answer_it() {
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL";
+        let (error, sent) = told_before_a_request_has_left(answer).await;
+        assert!(matches!(error, Some(SendError::FirstWrite(_))));
+        assert_eq!(sent, FULL, "no byte of it has left");
     }
 
     /// As a server of HTTP/2 does, which begins by itself (RFC 9113, 3.4).
     #[tokio::test]
     async fn a_server_of_http_2_is_named_before_a_request_has_left() {
-        use tokio::io::AsyncWriteExt as _;
-
-        let (ours, mut upstream) = tokio::io::duplex(64);
-        let mut ours: Box<dyn Io> = Box::new(ours);
-        let socket = Arc::new(SocketState::default());
-        ours.write_all(&[b'x'; 64]).await.unwrap();
-        let stream = UpstreamIo::new(ours, Arc::clone(&socket));
-        let mut connection =
-            Http1Connection::handshake(stream, socket, None, Owner::AnyCaller, HYPER_MAX_HEADERS).await.unwrap();
-        let request = Request::get("/").header("host", "a").body(Body::empty()).unwrap();
-        let (answered, ()) = tokio::join!(connection.send(request, None), async {
-            // hyper takes the request, and finds no room to write it.
-            for _ in 0..100 {
-                tokio::task::yield_now().await;
-            }
-            upstream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
-        });
-        let Err(SendError::FirstWrite(error)) = answered else { panic!("it is not sent") };
+        let (error, sent) = told_before_a_request_has_left(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
+        let Some(SendError::FirstWrite(error)) = error else { panic!("it is not sent") };
         assert!(matches!(not_sent(error), NotSent::Unasked(HeadFault::Http2)));
+        assert_eq!(sent, FULL);
     }
 
     #[test]
