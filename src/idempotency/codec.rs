@@ -289,7 +289,9 @@ impl Answer {
     fn has_its_length(&self) -> bool {
         let Some(content) = self.content.as_ref().filter(|content| !content.body.is_empty()) else { return true };
         let mut lengths = self.headers.iter().filter(|(name, _)| *name == CONTENT_LENGTH);
-        lengths.all(|(_, length)| length.to_str().is_ok_and(|length| length.parse() == Ok(content.body.len())))
+        let is_length =
+            |length: &str| length.bytes().all(|byte| byte.is_ascii_digit()) && length.parse() == Ok(content.body.len());
+        lengths.all(|(_, length)| length.to_str().is_ok_and(is_length))
     }
 }
 

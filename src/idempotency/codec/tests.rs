@@ -65,7 +65,7 @@ fn a_body_of_another_length_than_the_answer_announces_is_unreadable() {
         headers: vec![(CONTENT_LENGTH, HeaderValue::from_static(length))],
         content: Some(Content { body: Bytes::from_static(body.as_bytes()), trailers: Vec::new() }),
     };
-    for length in ["4", "6", "x5", "55", "-5"] {
+    for length in ["4", "6", "x5", "55", "-5", "+5"] {
         assert!(Answer::decode(&answer(length, "12345").encode()).is_err(), "{length}");
     }
     // The second is one to HEAD.

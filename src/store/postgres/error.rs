@@ -27,7 +27,10 @@ pub enum OpenError {
     #[error("the TLS requirements were not met: {0}; see sslmode in its URL")]
     Tls(String),
     /// The schema is not there.
-    #[error("the database has no schema `oncegate` (or this user may not see it): run `oncegate migrate` first")]
+    #[error(
+        "the database has no schema `oncegate` (or this user may not see it): run `oncegate migrate` first; where gates have \
+         used one, restore it instead: a new one knows no key, and every retry runs again"
+    )]
     NoSchema,
     /// The schema is older than what this program needs.
     #[error(

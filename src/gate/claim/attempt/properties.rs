@@ -1,5 +1,6 @@
 //! A replay has the lines of the first answer.
 
+use http::header::CONTENT_LENGTH;
 use http::{Method, Response, StatusCode};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,6 +9,8 @@ use super::*;
 use crate::http::answer;
 
 type Line = (String, Vec<u8>);
+
+const BODY: &[u8] = b"body";
 
 /// Headers of one connection, and headers between the gate and the upstream alone.
 const NEVER: [&str; 8] = [
@@ -30,12 +33,13 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
 fn lines_received() -> impl Strategy<Value = Vec<Line>> {
     let name = prop_oneof![
         3 => "[a-e]".prop_map(|name| format!("x-{name}")),
-        1 => prop::sample::select(&["set-cookie", "etag", "date", "content-length", "idempotency-status"][..])
-            .prop_map(str::to_owned),
+        1 => prop::sample::select(&["set-cookie", "etag", "date", "idempotency-status"][..]).prop_map(str::to_owned),
         1 => prop::sample::select(&NEVER[..]).prop_map(str::to_owned),
     ];
+    let length = prop_oneof![9 => Just(BODY.len().to_string().into_bytes()), 1 => value()];
     let line = prop_oneof![
         9 => (name, value()),
+        1 => length.prop_map(|length| ("content-length".to_owned(), length)),
         1 => "(x-[a-e], ){0,2}(close|X-A|content-length|set-cookie)"
             .prop_map(|list| ("connection".to_owned(), list.into_bytes())),
     ];
@@ -71,6 +75,14 @@ fn written(headers: &HeaderMap) -> Vec<Line> {
     headers.iter().map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect()
 }
 
+/// Digits alone, which may begin with zeros (RFC 9110, 8.6).
+fn is_length_of(value: &HeaderValue, body: &[u8]) -> bool {
+    let digits = value.as_bytes();
+    !digits.is_empty()
+        && digits.iter().all(u8::is_ascii_digit)
+        && String::from_utf8_lossy(digits).trim_start_matches('0') == body.len().to_string()
+}
+
 proptest! {
     #[test]
     fn a_replay_has_the_lines_of_the_first_answer(
@@ -91,10 +103,16 @@ proptest! {
             .iter()
             .map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_bytes(value).unwrap()))
             .collect::<Vec<(HeaderName, _)>>();
-        let content = Content { body: Bytes::from_static(b"body"), trailers: trailers.clone() };
+        let content = Content { body: Bytes::from_static(BODY), trailers: trailers.clone() };
         let first = Answer { content: Some(content), ..head };
 
-        let kept = Answer::decode(&first.encode()).unwrap();
+        let has_other_length = first.headers.iter().any(|(name, length)| *name == CONTENT_LENGTH && !is_length_of(length, BODY));
+        let Ok(kept) = Answer::decode(&first.encode()) else {
+            prop_assert!(has_other_length);
+            return Ok(());
+        };
+        // No upstream's answer has one: where it ends would be in doubt.
+        prop_assert!(!has_other_length);
         prop_assert_eq!(&kept, &first);
         let method = if is_head { Method::HEAD } else { Method::POST };
         let (replayed, _) = answer::response(&kept, &method, http::Version::HTTP_11).into_parts();
