@@ -64,7 +64,7 @@ pub(super) struct RecordView {
     /// Whether this version cannot read the record; such a key is never run again.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     unreadable: bool,
-    /// Why not: it is encrypted and no key of this gate opens it, or it has a format that this version does not know, which damage can be too.
+    /// Why not: it is encrypted and no key of this gate opens it, or a later version wrote it, or it is damaged.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = UNREADABLE))]
     unreadable_because: Option<&'static str>,

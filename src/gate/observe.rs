@@ -243,7 +243,7 @@ struct AnswerTap(Option<ObservedExchange>);
 impl Observer for AnswerTap {
     fn frame(&mut self, frame: &Frame<Bytes>) {
         let Some(observed) = &mut self.0 else { return };
-        let is_call = observed.0.as_ref().is_some_and(|notes| notes.head.is_call());
+        let is_call = frame.is_trailers() && observed.0.as_ref().is_some_and(|notes| notes.head.is_call());
         observed.answer(|answer| match frame.data_ref() {
             Some(data) => answer.add(data),
             None => {

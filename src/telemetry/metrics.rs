@@ -1,8 +1,8 @@
 //! The metrics registry: the metrics and their names.
 //!
 //! A handle is looked up when a route or a store is set up, or for the first event that needs it. After that, what runs for
-//! each request only adds to atomics. What is rare, such as a store's failure or a client that leaves, looks its labels up
-//! each time. Counters are there at 0 before the first event that the configuration allows.
+//! each request only adds to atomics. A rare event, such as a failure of the store or a client that leaves, looks its
+//! labels up each time. Counters are there at 0 before the first event that the configuration allows.
 //! Histograms appear with their first observation, so that a route without traffic does not export twenty empty ones.
 
 mod attempt_guard;

@@ -367,7 +367,7 @@ pub(in crate::gate) fn head_of_answer(parts: response::Parts, added: &[HeaderNam
     Ok(Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None })
 }
 
-/// The whole answer, of its head and what followed it, without what is not for its client.
+/// Joins the head of an answer with its body and its trailers, and leaves out the trailers that no client gets.
 pub(in crate::gate) fn whole_answer(head: Answer, body: Bytes, trailers: Option<HeaderMap>) -> Answer {
     let trailers = trailers.map(without_forbidden_fields);
     let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };

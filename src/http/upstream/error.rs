@@ -66,11 +66,16 @@ pub enum NotSent {
 
 /// Why nothing was sent on a connection on which something came first, or that closed.
 pub(super) fn not_sent(error: hyper::Error) -> NotSent {
-    let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<io::Error>());
-    match cause.and_then(io::Error::get_ref).and_then(|within| within.downcast_ref()) {
-        Some(fault) => NotSent::Unasked(*fault),
+    match std::error::Error::source(&error).and_then(head_fault) {
+        Some(fault) => NotSent::Unasked(fault),
         None => NotSent::Closed(error),
     }
+}
+
+/// What is wrong with the head of an answer, where that is the cause.
+fn head_fault(cause: &(dyn std::error::Error + 'static)) -> Option<HeadFault> {
+    // An io::Error names as its source that of the error in it.
+    cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref().copied()
 }
 
 /// hyper does not say where an error comes from; one of the client's own body, or of the answer's head, is among its causes.
@@ -80,10 +85,8 @@ pub(super) fn broke_off(error: hyper::Error) -> Error {
         if matches!(inner.downcast_ref(), Some(body::Error::Broken(_) | body::Error::Refused(_))) {
             return Error::ClientBody(error.into());
         }
-        // An io::Error names as its source that of the error in it.
-        let within = inner.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if let Some(fault) = within.and_then(|within| within.downcast_ref()) {
-            return Error::Head(*fault);
+        if let Some(fault) = head_fault(inner) {
+            return Error::Head(fault);
         }
         cause = inner.source();
     }
