@@ -42,6 +42,12 @@ pub(super) fn parse(text: &str) -> Result<Parsed, (usize, Wrong)> {
     Ok(Parsed { values, lines: reader.lines })
 }
 
+/// Reads one value; nothing where it is not TOML.
+pub(super) fn value(text: &str) -> Option<Value> {
+    let value = text.parse::<toml_edit::Value>().ok()?;
+    Some(Reader { text, lines: Lines::new() }.value(&value, &Path::default()))
+}
+
 /// The line and column of an offset, counted from 1.
 fn position(text: &str, offset: usize) -> (usize, usize) {
     let before = &text.as_bytes()[..offset.min(text.len())];

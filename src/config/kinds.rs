@@ -321,12 +321,15 @@ fn list_of<T: 'static>(item: Kind<T>, filled: Option<&'static str>, is_unique: b
         inner: || Inner::None,
         take: Box::new(move |node| {
             let Some(items) = node.items() else {
-                let example = match node.text() {
-                    _ if of_tables || node.is_table() => "{ ... }".to_owned(),
-                    Ok(text) => format!("\"{text}\""),
-                    Err(_) => "...".to_owned(),
+                let hint = match node.text() {
+                    _ if of_tables || node.is_table() => "write [{ ... }]".to_owned(),
+                    Ok(text) if text.starts_with('[') => {
+                        "write it as TOML has it: texts in quotes, commas between them, and ] at the end".to_owned()
+                    }
+                    Ok(text) if !text.contains(['*', '"']) => format!("write [\"{text}\"]"),
+                    _ => "write [...]".to_owned(),
                 };
-                return node.accept(Err(node.expected("a list").hint(format!("write [{example}]"))));
+                return node.accept(Err(node.expected("a list").hint(hint)));
             };
             let values: Vec<T> = items.iter().filter_map(|item_node| (item.take)(item_node)).collect();
             if values.len() < items.len() { None } else { node.accept(check(values)) }

@@ -210,7 +210,7 @@ fn environment(
     let mut variables = BTreeMap::new();
     for (name, raw) in ours {
         let mut keys: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
-        let Ok(value) = raw.parse::<Value>();
+        let value = variable(raw);
         if let [section, upstream, rest @ ..] = &mut *keys
             && section == "upstreams"
         {
@@ -232,6 +232,16 @@ fn environment(
         }
     }
     (values, variables)
+}
+
+/// Reads the value of a variable: a list or a table as a file has it, and anything else bare.
+fn variable(raw: &str) -> Value {
+    let text = raw.trim();
+    let written = if text.starts_with(['[', '{']) { file::value(text) } else { None };
+    written.unwrap_or_else(|| {
+        let Ok(value) = raw.parse();
+        value
+    })
 }
 
 /// What a variable that begins with [`PREFIX`] is there for.
@@ -438,6 +448,26 @@ mod tests {
         for name in ["PATH", "PORT", "ONCEGATE", "ONCEGATE_CONFIG", "ONCEGATE_ADMIN_CERT", "XONCEGATE_PORT"] {
             assert_eq!(purpose(name, "x"), None, "{name}");
         }
+    }
+
+    /// A list or a table is what it is in a file; what is not TOML is read by laxer rules, or is text.
+    #[test]
+    fn lists_and_tables_of_variables_are_toml() {
+        for text in [
+            r#"["host", "header:X-A"]"#,
+            "['host']",
+            "[ \"host\", ]",
+            "[\n\"a\"\n]",
+            r#"['const:a"b', "const:a\\b", "const:é,]"]"#,
+            "[{ pointer = '/a', equals = 1e3 }, { equals = 0x10 }, { equals = 1_000 }, { equals = true }]",
+            "{ probe = '/x/{key}', headers = { Authorization = \"file:/a\" } }",
+        ] {
+            let file = parse(std::path::Path::new("gate.toml"), &format!("a = {text}")).unwrap();
+            assert_eq!(variable(text), file.values["a"], "{text}");
+        }
+        assert_eq!(variable("[host]"), Value::from(vec!["host"]));
+        assert_eq!(variable("[\"host\""), Value::from("[\"host\""));
+        assert_eq!(variable("0042"), Value::from(42_usize));
     }
 
     /// Of no key is the variable one that a platform sets.

@@ -30,7 +30,7 @@ keys! {
         /// 127.0.0.1. "systemd" is every TCP or unix socket that the process inherits (socket activation), "systemd:NAME"
         /// those of one name (FileDescriptorName= of the socket unit). Each speaks HTTP/1.1, and HTTP/2 with prior knowledge.
         listen: Vec<Listen> = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)).into()]
-            => one_or_several(FILLED, || text(format!("^({ADDRESS}|unix:.{{1,100}})$"), listen));
+            => one_or_several(FILLED, || text(format!("^({ADDRESS}|unix:.{{0,99}}[^/])$"), listen));
         /// Who may connect to the unix sockets of `listen`: the mode of their files. Each file is created at the start and
         /// removed at the end; a socket that another process still answers on is not taken over.
         socket_mode: u32 = 0o660 => file_mode();
@@ -260,8 +260,9 @@ fn listen(node: &Node<'_>) -> Result<Listen, Wrong> {
 /// Reads the path of a unix socket (unix(7)).
 fn socket_path(path: &str) -> Result<PathBuf, Wrong> {
     const LONGEST: usize = 100;
-    if path.is_empty() || path.contains('\0') || path.len() > LONGEST {
-        let wrong = Wrong::new(format!("the path of a socket is from 1 to {LONGEST} bytes long"));
+    if path.is_empty() || path.ends_with('/') || path.contains('\0') || path.len() > LONGEST {
+        let wrong =
+            Wrong::new(format!("the path of a socket is from 1 to {LONGEST} bytes long, and ends with its name"));
         return Err(wrong.hint("write \"unix:/run/oncegate/gate.sock\""));
     }
     Ok(PathBuf::from(path))

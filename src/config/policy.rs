@@ -58,9 +58,9 @@ keys! {
         /// What the end of an attempt does: "store" keeps the answer, "release" forgets the key so that a retry runs
         /// again, "hold" leaves the outcome unknown. Entries are a status, a class, or what happened to the connection:
         /// "unreachable" (provably nothing was sent), "timeout", "broken". A gRPC call has its own status: "grpc:14" or
-        /// "grpc:UNAVAILABLE"; those that are not named below are stored, and a call without a status is "broken". The
-        /// most specific entry wins. Only differences from these defaults need to be set. A status from 600 on is
-        /// always held.
+        /// "grpc:UNAVAILABLE"; those from 0 to 16 that are not named below are stored, any other is held, and a call without
+        /// a status is "broken". The most specific entry wins. Only differences from these defaults need to be set. A
+        /// status from 600 on is always held.
         outcomes => outcomes::outcomes();
         /// What an answer's own JSON says of how the attempt ended, as in
         /// [{ pointer = "/error/retryable", equals = true, then = "release" }]. The first rule that matches decides, before

@@ -71,7 +71,7 @@ pub(super) fn shape() -> Shape {
     json!({ "type": "array", "items": route })
 }
 
-const METHOD: &str = "^(?!(CONNECT|\\*)$)[!#$%&'*+.^_`|~0-9A-Z-]+$";
+const METHOD: &str = "^(?!(CONNECT|ANY|ALL|\\*)$)[!#$%&'*+.^_`|~0-9A-Z-]+$";
 
 /// A host without port, or `*`.
 const HOST: &str = r"^(\*|[A-Za-z0-9._-]*[A-Za-z0-9_-]\.?|\[[0-9A-Fa-f:.]+\])$";
@@ -184,7 +184,10 @@ fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Defaults, upstreams
         None => upstreams.only(),
     };
     if upstream.is_none() && upstreams.names.len() > 1 {
-        let wrong = Wrong::new("there are several upstreams, and no route that names one");
+        let wrong = Wrong::new(format!(
+            "there are several upstreams ({}), and no route that names one",
+            upstreams.names.join(", ")
+        ));
         root.report("routes", wrong.hint("add [[routes]], or name one upstream as default_upstream"));
     }
     let Defaults { preset, filled, has_consumers, forwards_key, .. } = defaults;
@@ -250,7 +253,7 @@ fn route_name(node: &Node<'_>) -> Result<Arc<str>, Wrong> {
 
 fn method(node: &Node<'_>) -> Result<Method, Wrong> {
     let text = node.filled()?;
-    if text == "*" {
+    if ["*", "ANY", "ALL"].iter().any(|every| text.eq_ignore_ascii_case(every)) {
         let wrong = Wrong::new("there is no word for every method");
         return Err(wrong.hint("list those that have an effect: [\"POST\", \"PUT\", \"PATCH\", \"DELETE\"]"));
     }

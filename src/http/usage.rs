@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
@@ -19,6 +20,7 @@ use super::limits::Limits;
 use super::refusal::Refusals;
 use crate::idempotency::quota::network;
 use crate::telemetry::limits::{Level, Limit, LimitMetrics};
+use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::Metrics;
 
 /// This many bytes of each response are buffered even if the budget is exhausted: the number of requests bounds them.
@@ -45,6 +47,7 @@ pub struct Usage {
     pub(super) refusals: Refusals,
     metrics: Arc<LimitMetrics>,
     is_fair: Arc<AtomicBool>,
+    broken_http2: LogThrottle,
 }
 
 /// The right to one client connection. Dropping it returns the right.
@@ -84,6 +87,7 @@ impl Usage {
             refusals: Refusals::new(limits.max_connections),
             metrics,
             is_fair,
+            broken_http2: LogThrottle::every(Duration::from_secs(60)),
         })
     }
 
@@ -107,6 +111,14 @@ impl Usage {
     /// Counts that a limit was reached.
     pub fn exceeded(&self, limit: Limit) {
         self.metrics.exceeded(limit);
+    }
+
+    /// Logs that a client broke HTTP/2, for which its connection ended with all its requests.
+    pub(super) fn broken_http2(&self, client: IpAddr, reason: h2::Reason) {
+        if let Some(others) = self.broken_http2.due() {
+            let error = format_args!("{reason:?}");
+            tracing::warn!(%client, %error, others, "ended a connection over HTTP/2 with all its requests: its client broke the protocol");
+        }
     }
 
     /// Acquires a permit for a connection from this address, or returns the limit that is reached.

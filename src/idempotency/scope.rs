@@ -134,7 +134,7 @@ impl Scope {
     /// The parts that a request must have and this one lacks.
     pub fn missing(&self, caller: Caller<'_>) -> impl Iterator<Item = &ScopePart> {
         let required = self.parts.iter().zip(&self.optional).filter(|(_, is_optional)| !**is_optional);
-        required.map(|(part, _)| part).filter(move |part| !part.is_always_there() && part.values(caller).is_empty())
+        required.map(|(part, _)| part).filter(move |part| !part.is_in(caller))
     }
 
     /// The first part whose value cannot count: a claim that is an object or an array, of which two may be the same and be
@@ -310,6 +310,16 @@ impl ScopePart {
         }
     }
 
+    /// Whether a caller has it, as a scope that requires it asks.
+    fn is_in(&self, caller: Caller<'_>) -> bool {
+        let values = self.values(caller);
+        match self {
+            // Credentials in which no user can be read have a value of their own, and no user.
+            Self::BasicUser => values.iter().any(|user| user.starts_with(&[READABLE])),
+            _ => self.is_always_there() || !values.is_empty(),
+        }
+    }
+
     fn values(&self, caller: Caller<'_>) -> Vec<Vec<u8>> {
         match self {
             // Encoded as identity and proof elsewhere.
@@ -404,13 +414,16 @@ pub(super) fn credentials<'a>(line: &'a [u8], scheme: &[u8]) -> Option<&'a [u8]>
     (is_word && this.eq_ignore_ascii_case(scheme)).then(|| rest.trim_ascii())
 }
 
+/// How the user of Basic credentials begins that can be read.
+const READABLE: u8 = b'u';
+
 /// The user of Basic credentials, marked.
 ///
 /// Credentials that cannot be read stand for themselves: the service behind may read them by laxer rules, and two of
 /// its users must not become one.
 pub(super) fn basic_user(credentials: &[u8]) -> Vec<u8> {
     let (mark, user) = match user(credentials) {
-        Some(user) => (b'u', user),
+        Some(user) => (READABLE, user),
         None => (b'?', credentials.to_vec()),
     };
     [&[mark], user.as_slice()].concat()
@@ -556,8 +569,11 @@ mod tests {
     fn only_what_must_be_there_is_missing() {
         let all = ["credential", "host", "client-ip", "const:", "header:a", "cookie:s", "basic:user"];
         assert_eq!(missing(&all, &[]), ["header:a", "cookie:s", "basic:user"]);
-        let there = [("a", ""), ("cookie", "s="), ("authorization", "Basic")];
-        assert_eq!(missing(&all, &there), [""; 0], "an empty value is present");
+        let there = |credentials| [("a", ""), ("cookie", "s="), ("authorization", credentials)];
+        assert_eq!(missing(&all, &there("Basic OnR3bw==")), [""; 0], "an empty value is present");
+        for no_user in ["Basic", "Basic !!!", "Basic YW5u"] {
+            assert_eq!(missing(&all, &there(no_user)), ["basic:user"], "{no_user}");
+        }
         assert_eq!(missing(&all, &[("a", "1"), ("cookie", "S=1"), ("authorization", "Bearer")]).len(), 2);
         assert_eq!(missing(&["client-cert:subject", "client-cert:san?"], &[]), ["client-cert:subject"]);
         assert_eq!(missing(&["header:a?", "cookie:s?", "basic:user?"], &[]), [""; 0]);

@@ -80,7 +80,7 @@ pub(super) async fn serve<S, H>(
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     H: Handler,
 {
-    let limits = Arc::new(limits);
+    let (limits, peer_ip) = (Arc::new(limits), peer.ip);
     let streams = StreamTracker::new(&limits, &usage);
     let memory = ConnectionMemory::new(&limits, &usage);
     let peer = Peer { connection_memory: Some(Arc::clone(&memory)), ..peer };
@@ -118,9 +118,10 @@ pub(super) async fn serve<S, H>(
         };
         match reason {
             CloseReason::Ended | CloseReason::Stopped | CloseReason::Flooded => {}
+            CloseReason::Broken(reason) => usage.broken_http2(peer_ip, reason),
             CloseReason::Idle(limit) => usage.exceeded(limit),
         }
-        if reason != CloseReason::Ended {
+        if !matches!(reason, CloseReason::Ended | CloseReason::Broken(_)) {
             // The client gets a GOAWAY. Open streams continue to their end.
             connection.as_mut().graceful_shutdown();
             streams.drain(connection, &last_write, DRAIN_TIMEOUT).await;

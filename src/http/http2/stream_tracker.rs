@@ -52,6 +52,8 @@ struct State {
 pub(super) enum CloseReason {
     /// It has ended.
     Ended,
+    /// Its client broke the protocol, and the h2 crate ended it with this reason.
+    Broken(Reason),
     /// The process stops.
     Stopped,
     /// No request arrived in time.
@@ -60,11 +62,11 @@ pub(super) enum CloseReason {
     Flooded,
 }
 
-/// Whether the h2 crate ended a connection since its client sent too much of what costs and leads nowhere: requests that it cancels,
-/// streams with errors, empty pieces of bodies, heads that do not end.
-fn is_for_flood(error: &hyper::Error) -> bool {
+/// Why the h2 crate ended a connection by itself. `ENHANCE_YOUR_CALM` means that its client sent too much of what costs and leads
+/// nowhere: requests that it cancels, streams with errors, empty pieces of bodies, heads that do not end.
+fn own_reason(error: &hyper::Error) -> Option<Reason> {
     let inner = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
-    inner.is_some_and(|error| error.reason() == Some(Reason::ENHANCE_YOUR_CALM) && !error.is_remote())
+    inner.filter(|error| error.is_library()).and_then(h2::Error::reason)
 }
 
 impl StreamTracker {
@@ -118,10 +120,14 @@ impl StreamTracker {
         let mut timer = pin!(sleep_until(Instant::now() + self.limits.header_timeout));
         poll_fn(|cx| {
             if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
-                if ended.is_err_and(|error| is_for_flood(&error)) {
-                    self.count_flood();
-                }
-                return Poll::Ready(CloseReason::Ended);
+                return Poll::Ready(match ended.err().as_ref().and_then(own_reason) {
+                    Some(Reason::ENHANCE_YOUR_CALM) => {
+                        self.count_flood();
+                        CloseReason::Ended
+                    }
+                    Some(reason) => CloseReason::Broken(reason),
+                    None => CloseReason::Ended,
+                });
             }
             self.waker.register(cx.waker());
             let (is_flooded, idle_since, has_begun) = {

@@ -81,6 +81,9 @@ fn trailers_with_a_pseudo_header_end_the_connection() {
         assert_eq!(client.ending(1), Ending::GoAway(PROTOCOL_ERROR), "{trailers:?}");
     }
     assert_eq!(upstream.runs(), 0);
+    // Once a minute.
+    let said = "ended a connection over HTTP/2 with all its requests: its client broke the protocol client=127.0.0.1 error=PROTOCOL_ERROR";
+    assert_eq!(gate.log().matches(said).count(), 1, "{}", gate.log());
 }
 
 /// What h2 refuses by itself gets no problem, and does not count.
