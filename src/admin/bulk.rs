@@ -21,7 +21,7 @@ use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, json};
 use super::api;
 use super::audit::{self, AuditEvent, Outcome};
-use super::records::{check_optional, check_reason, silence, unavailable};
+use super::records::{check_optional, check_reason, held, silence, unavailable};
 use super::resolve::{Resolution, from_object, receive, wrong_body};
 use super::scope::sift;
 use super::wanted::{Selection, Wanted, begins, parse_time};
@@ -29,7 +29,7 @@ use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
 use crate::store::deliveries::{Sequence, remove_of};
-use crate::store::{Error, Filter, RecordEntry, Settled, Settlement, Store};
+use crate::store::{Filter, RecordEntry, Settled, Settlement, Store, settle_unless_held};
 use crate::telemetry::rfc3339;
 
 /// How many records are looked for at once, and changed before the time is looked at again.
@@ -310,7 +310,7 @@ impl<'a> Bulk<'a> {
     /// Whether the record was changed; not if it is another one by now.
     async fn apply(&self, found: RecordEntry) -> Result<bool, Problem> {
         let changed = match &self.change {
-            Change::Purge => purge_one(&**self.state.opened()?, &found).await.map_err(unavailable),
+            Change::Purge => purge_one(&**self.state.opened()?, &found).await,
             Change::Resolve(resolution) => match resolution.apply(self.state, &found).await {
                 Ok(()) => Ok(true),
                 Err(problem) if problem.is_about_the_record() => Ok(false),
@@ -356,21 +356,22 @@ impl<'a> Bulk<'a> {
 
 /// Removes a record with the request that was accepted for it, which would run again without the record. What a later request
 /// with its key has in the store stays.
-pub(super) async fn purge_one(store: &dyn Store, found: &RecordEntry) -> Result<bool, Error> {
-    remove_of(store, found).await?;
+pub(super) async fn purge_one(store: &dyn Store, found: &RecordEntry) -> Result<bool, Problem> {
+    remove_of(store, found).await.map_err(unavailable)?;
     remove_unchanged(store, found).await
 }
 
 /// Removes a record if it is still what was found: one that was claimed again meanwhile has an attempt that runs.
-async fn remove_unchanged(store: &dyn Store, found: &RecordEntry) -> Result<bool, Error> {
+async fn remove_unchanged(store: &dyn Store, found: &RecordEntry) -> Result<bool, Problem> {
     let RecordEntry { id, record, .. } = found;
     match record.state {
         record::State::InFlight | record::State::Unknown => {
-            let released = store.settle(*id, record.attempt, Settlement::Release).await?;
+            let released = settle_unless_held(store, *id, record.attempt, Settlement::Release).await;
+            let released = released.map_err(unavailable)?.ok_or_else(held)?;
             Ok(matches!(released, Settled::Done { .. }))
         }
         // Not a release: `remove` also has the caches forget the record.
-        record::State::Completed => store.remove(*id, record.attempt).await,
+        record::State::Completed => store.remove(*id, record.attempt).await.map_err(unavailable),
     }
 }
 

@@ -200,7 +200,7 @@ pub(super) async fn remove(
     precondition.check(Some(&found))?;
     let deed = AuditEvent::Purge { found: &found, reason: reason.as_deref() };
     let begun = state.begin(asker, deed).await?;
-    let removed = purge_one(&**state.opened()?, &found).await.map_err(unavailable);
+    let removed = purge_one(&**state.opened()?, &found).await;
     let changed = || Kind::NotFound.because("the record changed while it was to be removed: look at it again");
     let removed = removed.and_then(|was_there| if was_there { Ok(()) } else { Err(changed()) });
     if removed.is_ok() {
@@ -306,6 +306,14 @@ pub(super) fn silence(silent: &[Arc<str>]) -> Option<Error> {
 /// Says that these databases of the store do not answer.
 pub(super) fn do_not_answer(silent: &[Arc<str>]) -> String {
     format!("a database of the store does not answer: {}", silent.join(", "))
+}
+
+/// A record that the transaction of an upstream holds.
+pub(super) fn held() -> Problem {
+    let detail = "another transaction has held the record for 10 s, so this was given up: an upstream that called oncegate.complete() or \
+                  oncegate.assert_current() has not ended its transaction. Ask again when it has ended, or end it with pg_terminate_backend()";
+    let held = "another transaction holds the record";
+    Kind::StoreUnavailable.because(detail).caused_by(Error::determinate(ErrorKind::Timeout, held))
 }
 
 pub(super) fn absent() -> Problem {

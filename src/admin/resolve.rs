@@ -23,11 +23,11 @@ use super::answer::{Answer, Kind, Problem, empty};
 use super::audit::AuditEvent;
 use super::forms;
 use super::precondition::Precondition;
-use super::records::{MAX_REASON, absent, check_optional, find_begun, unavailable};
+use super::records::{MAX_REASON, absent, check_optional, find_begun, held, unavailable};
 use crate::idempotency::codec::{self, Content, Head};
 use crate::idempotency::grpc;
 use crate::idempotency::record::{self, Record, RecordId};
-use crate::store::{Expiry, RecordEntry, Settled, Settlement, deliveries};
+use crate::store::{Expiry, RecordEntry, Settled, Settlement, deliveries, settle_unless_held};
 
 /// Largest body, in bytes: it carries an answer in base64.
 const MAX_BODY: usize = 32 * 1024 * 1024;
@@ -184,7 +184,8 @@ impl Resolution {
             }
         };
         // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
-        match state.opened()?.settle(*id, record.attempt, end).await.map_err(unavailable)? {
+        let settled = settle_unless_held(&**state.opened()?, *id, record.attempt, end).await.map_err(unavailable)?;
+        match settled.ok_or_else(held)? {
             // A completed request has its answer, so its delivery ends. A released one keeps its delivery, for a retry.
             Settled::Done { .. } => {
                 if matches!(self, Self::Complete { .. })
@@ -243,7 +244,10 @@ fn not_unknown(record: &Record, now: record::Timestamp) -> Problem {
         record::State::InFlight if record.until <= now => {
             "the record is in flight and its lease is past; it turns unknown within seconds: ask again then"
         }
-        record::State::InFlight => "the record is in flight: its attempt still runs",
+        record::State::InFlight => {
+            "the record is in flight: its attempt still runs, or its upstream has called oncegate.assert_current() or \
+             oncegate.complete() in a transaction that is still open"
+        }
         record::State::Completed => "the record is completed: it has its answer",
         record::State::Unknown => "the record was claimed again and became unknown meanwhile: look at it anew",
     })

@@ -50,6 +50,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::broadcast;
+use tokio::time::timeout;
 
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 
@@ -438,6 +439,20 @@ impl Error {
             Self::Determinate(cause) | Self::Indeterminate(cause) => cause,
         }
     }
+}
+
+/// How long an end that is not the attempt's own waits for a transaction that holds its record.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Ends the attempt of another, as [`Store::settle`] does, but leaves a record alone that a transaction holds for longer than 10 s: on
+/// PostgreSQL, one of an upstream that has called `complete()` or `assert_current()`. `None` where it was given up for that.
+pub async fn settle_unless_held(
+    store: &dyn Store,
+    id: RecordId,
+    attempt: AttemptToken,
+    end: Settlement,
+) -> Result<Option<Settled>, Error> {
+    timeout(PATIENCE, store.settle(id, attempt, end)).await.ok().transpose()
 }
 
 impl RecordEntry {
