@@ -111,13 +111,22 @@ impl StoreHealth {
     pub(super) fn failed(&self, operation: &OperationHealth, error: &Error) {
         let (name, database) = (operation.name, self.database.as_deref());
         match self.after_failure(operation, error.cause().kind) {
-            Some(Report::OutageBegan) => tracing::error!(
-                database,
-                operation = name,
-                %error,
-                "the store fails: until it works again, requests with a key get 503 store-unavailable, and routes with \
-                 store_failure = `forward` run them unprotected"
-            ),
+            Some(Report::OutageBegan) => {
+                let fate = "get 503 store-unavailable, and routes with store_failure = `forward` run them unprotected";
+                match database {
+                    Some(_) => tracing::error!(
+                        database,
+                        operation = name,
+                        %error,
+                        "one database of the store fails: until it works again, requests whose keys are there {fate}"
+                    ),
+                    None => tracing::error!(
+                        operation = name,
+                        %error,
+                        "the store fails: until it works again, requests with a key {fate}"
+                    ),
+                }
+            }
             Some(_) => {
                 tracing::warn!(database, operation = name, %error, "an operation of the store fails; trying again")
             }

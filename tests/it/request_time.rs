@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::support::faults::Fault;
-use crate::support::{Gate, Plan, Reply, Request, Response, Signal, Upstream, eventually};
+use crate::support::{Gate, Plan, Reply, Request, Response, Signal, Upstream, eventually, store};
 
 const RULE: &str = "request_time = { from = \"header:X-Request-Timestamp\", max_age = \"1h\", skew = \"5m\" }";
 
@@ -30,6 +30,24 @@ fn expect_expired(response: &Response, why: &str) {
     response.expect_problem(400, "request-expired");
     let detail = response.json()["detail"].as_str().expect("a detail").to_owned();
     assert!(detail.contains(why) && detail.ends_with("nothing was sent"), "{detail}");
+}
+
+/// Its client need not wait for a key of the quota.
+#[test]
+fn what_is_too_old_is_refused_for_that_where_the_quota_is_used_up() {
+    let upstream = numbered();
+    let quota = "quota = { new_keys = 1, per = \"1h\", by = \"route\" }";
+    for mode in ["protect", "accept"] {
+        if mode == "accept" && store::kind() == "redis" {
+            continue;
+        }
+        let gate = Gate::before(&upstream).defaults(&format!("{RULE}\n{quota}\nmode = \"{mode}\"")).start();
+        expect_expired(&charge("old", at(-2 * 60 * 60)).send(&gate), "the request is 2h old");
+        assert!(charge("first", at(0)).send(&gate).status < 300, "it has used up no key");
+        expect_expired(&charge("old", at(-2 * 60 * 60)).send(&gate), "the request is 2h old");
+        expect_expired(&charge("old", "now").send(&gate), "is not one time");
+        charge("second", at(0)).send(&gate).expect_problem(429, "quota-exceeded");
+    }
 }
 
 #[test]

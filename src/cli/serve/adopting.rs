@@ -27,7 +27,8 @@ const LOOK: Duration = Duration::from_secs(2);
 /// How long a start waits for its store before it says so.
 const SLOW: Duration = Duration::from_secs(5);
 
-const REPLACED: &str = "rules of keys were replaced: waiting until gates that run with the former ones know";
+const REPLACED: &str =
+    "rules of keys are replaced, or were in the last minute: waiting until gates that run with the former ones know";
 
 const NO_ANSWER: &str = "it did not answer in time";
 

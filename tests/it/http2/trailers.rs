@@ -4,7 +4,7 @@ use crate::support::frames::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, Ended, Ending, Frames, HEADERS, block, frame, request,
 };
 use crate::support::http2::{Http2, post};
-use crate::support::{Gate, Reply, Upstream};
+use crate::support::{Gate, Reply, Upstream, eventually};
 
 const PROTOCOL_ERROR: u32 = 1;
 
@@ -82,7 +82,8 @@ fn trailers_with_a_pseudo_header_end_the_connection() {
     }
     assert_eq!(upstream.runs(), 0);
     // Once a minute.
-    let said = "ended a connection over HTTP/2 with all its requests: its client broke the protocol client=127.0.0.1 error=PROTOCOL_ERROR";
+    let said = "ended a connection over HTTP/2 with all its requests: its client broke the protocol\",\"client\":\"127.0.0.1\",\"error\":\"PROTOCOL_ERROR";
+    eventually("it is said", || gate.log().contains(said).then_some(()));
     assert_eq!(gate.log().matches(said).count(), 1, "{}", gate.log());
 }
 

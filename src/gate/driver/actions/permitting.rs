@@ -18,6 +18,10 @@ impl ActionExecutor {
             }
         }
         self.permission = None;
+        // Before the quota: to wait for a key would not help, and none is used up.
+        if self.unless_barred(Event::Permitted) == Event::Barred {
+            return Ok(Some(Event::Barred));
+        }
         let retired = Arc::clone(&self.shared.retired);
         if self.quota_permit.is_none()
             && let ControlFlow::Break(event) = self.count()?
