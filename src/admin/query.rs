@@ -2,6 +2,7 @@
 
 use super::answer::{Kind, Problem};
 use super::wanted::{NUL, Wanted};
+use crate::idempotency::key::percent_decode;
 use crate::store::Cursor;
 
 /// How many entries a list has where it is not asked for fewer or more.
@@ -85,19 +86,9 @@ pub(super) fn bad(name: &str, what: &str) -> Problem {
     Kind::BadRequest.because(format!("query parameter `{name}` {what}"))
 }
 
-/// Decodes percent-encoding (RFC 3986 section 2.1). A `+` is itself: no key holds a space, and many hold a `+`.
+/// Decodes percent-encoding. A `+` is itself: no key holds a space, and many hold a `+`.
 fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(if byte == b'%' {
-            let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
-            u8::try_from(digit()? * 16 + digit()?).ok()?
-        } else {
-            byte
-        });
-    }
-    String::from_utf8(bytes).ok()
+    String::from_utf8(percent_decode(text.as_bytes())?).ok()
 }
 
 #[cfg(test)]

@@ -440,7 +440,8 @@ fn event_header(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Vec<u8>
 }
 
 /// Decodes `%XX` (RFC 3986, section 2.1). Nothing where a `%` is not followed by two hexadecimal digits.
-fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
+#[must_use]
+pub fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut bytes = text.iter().copied();
     while let Some(byte) = bytes.next() {

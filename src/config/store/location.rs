@@ -6,6 +6,7 @@
 
 use super::Wrong;
 use crate::config::suggest::nearest;
+use crate::idempotency::key::percent_decode;
 
 /// What differs from one kind of URL to another.
 pub(in crate::config) struct UrlGrammar {
@@ -206,23 +207,10 @@ impl UrlGrammar {
     }
 
     fn decoded_bytes(&self, what: &str, text: &str) -> Result<Vec<u8>, Wrong> {
-        let mut bytes = Vec::with_capacity(text.len());
-        let mut rest = text.bytes();
-        let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
-        while let Some(byte) = rest.next() {
-            if byte != b'%' {
-                bytes.push(byte);
-                continue;
-            }
-            match (digit(rest.next()), digit(rest.next())) {
-                (Some(high), Some(low)) => bytes.extend(u8::try_from(high * 16 + low)),
-                _ => {
-                    let wrong = Wrong::new(format!("{what} has a `%` without two hexadecimal digits"));
-                    return Err(wrong.hint(self.how_to_encode()));
-                }
-            }
-        }
-        Ok(bytes)
+        percent_decode(text.as_bytes()).ok_or_else(|| {
+            let wrong = Wrong::new(format!("{what} has a `%` without two hexadecimal digits"));
+            wrong.hint(self.how_to_encode())
+        })
     }
 }
 
