@@ -320,10 +320,7 @@ impl Tables {
     fn settle(&mut self, id: RecordId, attempt: AttemptToken, end: Settlement, now: Timestamp) -> Settled {
         let entry = self.entries.get(&id);
         let transition = lifecycle::settle(entry.map(|entry| entry.current()), attempt, &end, now);
-        let answer = match end {
-            Settlement::Complete { answer, .. } | Settlement::Hold { cause: answer } => Some(answer),
-            Settlement::Release => None,
-        };
+        let answer = end.answer().cloned();
         match transition {
             Transition::Complete { until } => {
                 self.end(id, State::Completed, until, answer);

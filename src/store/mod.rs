@@ -258,6 +258,16 @@ pub enum Settlement {
     },
 }
 
+impl Settlement {
+    /// What the record keeps: the answer, or why there is none.
+    fn answer(&self) -> Option<&Bytes> {
+        match self {
+            Self::Complete { answer, .. } | Self::Hold { cause: answer } => Some(answer),
+            Self::Release => None,
+        }
+    }
+}
+
 /// When a completed record expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {

@@ -312,7 +312,7 @@ impl Operation for SettleOperation {
 
     fn size(&self) -> usize {
         match self {
-            Self::Settle(settlement) => settlement.answer().map_or(0, Bytes::len),
+            Self::Settle(settlement) => settlement.end.answer().map_or(0, Bytes::len),
             Self::Accept { new, .. } => new.size(),
             Self::Renew(_) | Self::Finish { .. } => 0,
         }
@@ -382,14 +382,6 @@ async fn renew(session: &Session, held: &[LeaseRenewal]) -> Result<Vec<RecordId>
 }
 
 impl SettleRequest {
-    /// What the record keeps: the answer, or why there is none.
-    fn answer(&self) -> Option<&Bytes> {
-        match &self.end {
-            Settlement::Complete { answer, .. } | Settlement::Hold { cause: answer } => Some(answer),
-            Settlement::Release => None,
-        }
-    }
-
     /// The end, as `settle_v1` encodes it, and its duration.
     fn encoded_end(&self) -> (i16, i64) {
         match &self.end {
@@ -408,7 +400,7 @@ impl SettleRequest {
             Transition::Complete { .. } | Transition::TurnUnknown { .. } | Transition::Remove => None,
             Transition::Repeated { until } => Some(Settled::Done { until }),
             Transition::RepeatedIfSame { until } => match record {
-                Some(record) if record.answer.as_ref() == self.answer() => Some(Settled::Done { until }),
+                Some(record) if record.answer.as_ref() == self.end.answer() => Some(Settled::Done { until }),
                 record => Some(Settled::NotCurrent { record }),
             },
             Transition::NotCurrent => Some(Settled::NotCurrent { record }),
@@ -425,9 +417,9 @@ async fn settle(
     let attempts: Vec<&[u8]> = batch.iter().map(|settlement| &settlement.attempt.0[..]).collect();
     let (ends, spans): (Vec<i16>, Vec<i64>) = batch.iter().map(|settlement| settlement.encoded_end()).unzip();
     let answers: Vec<Option<&[u8]>> =
-        batch.iter().map(|settlement| settlement.answer().map(|answer| &answer[..])).collect();
+        batch.iter().map(|settlement| settlement.end.answer().map(|answer| &answer[..])).collect();
     let values: [&(dyn ToSql + Sync); 6] = [&ids, &attempts, &ends, &spans, &answers, &skips_locked];
-    let bytes = batch.iter().filter_map(|settlement| settlement.answer()).map(Bytes::len).sum();
+    let bytes = batch.iter().filter_map(|settlement| settlement.end.answer()).map(Bytes::len).sum();
     let rows = session.write(&SETTLE, &values, bytes).await?;
     let mut replies = row::empty_replies(batch);
     for found in &rows {

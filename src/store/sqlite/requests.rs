@@ -162,7 +162,7 @@ impl Request for SettleRequest {
     type Reply = Settled;
 
     fn size(&self) -> usize {
-        if self.turn.is_some() { 0 } else { self.answer().map_or(0, Bytes::len) }
+        if self.turn.is_some() { 0 } else { self.end.answer().map_or(0, Bytes::len) }
     }
 
     fn run(&self, session: &mut Session) -> Result<Settled, Failure> {
@@ -176,7 +176,7 @@ impl Request for SettleRequest {
         let done = |until| Ok(Settled::Done { until });
         match lifecycle::settle(found.map(|(_, current)| current), self.attempt, &self.end, now) {
             Transition::Complete { until } => {
-                let answer = self.answer().map_or(&[][..], |answer| &answer[..]);
+                let answer = self.end.answer().map_or(&[][..], |answer| &answer[..]);
                 let length;
                 let answer: &dyn ToSql = match self.turn {
                     Some(turn) => {
@@ -190,7 +190,7 @@ impl Request for SettleRequest {
                 done(until)
             }
             Transition::TurnUnknown { until } => {
-                let values = params![seq, row::time(until), self.answer().map(|cause| &cause[..])];
+                let values = params![seq, row::time(until), self.end.answer().map(|cause| &cause[..])];
                 session.conn.prepare_cached(sql::HOLD)?.execute(values)?;
                 session.moved(from, Some(State::Unknown), 1);
                 done(until)
@@ -203,20 +203,10 @@ impl Request for SettleRequest {
             }
             Transition::Repeated { until } => done(until),
             Transition::RepeatedIfSame { until } => match session.record(self.id)? {
-                Some(record) if record.answer.as_ref() == self.answer() => done(until),
+                Some(record) if record.answer.as_ref() == self.end.answer() => done(until),
                 record => Ok(Settled::NotCurrent { record }),
             },
             Transition::NotCurrent => Ok(Settled::NotCurrent { record: session.record(self.id)? }),
-        }
-    }
-}
-
-impl SettleRequest {
-    /// What the record keeps: the answer, or why there is none.
-    fn answer(&self) -> Option<&Bytes> {
-        match &self.end {
-            Settlement::Complete { answer, .. } | Settlement::Hold { cause: answer } => Some(answer),
-            Settlement::Release => None,
         }
     }
 }
