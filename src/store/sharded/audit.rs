@@ -75,10 +75,8 @@ impl AuditLog for Sharded {
         let mut entries: Vec<_> = pages.into_iter().flat_map(|page| page.entries).collect();
         entries.retain(|entry| bound.is_none_or(|bound| entry.position >= bound));
         entries.sort_by_key(|entry| Reverse(entry.position));
-        let is_more = entries.len() > limit;
-        entries.truncate(limit);
-        let last = entries.last().filter(|_| is_more).map(|last| last.position);
-        Ok(EntryPage { entries, next: last.or(bound) })
+        let page = EntryPage::of(entries, limit);
+        Ok(EntryPage { next: page.next.or(bound), ..page })
     }
 
     async fn sweep_entries(&self, limit: usize) -> Result<usize, Error> {
