@@ -6,6 +6,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::answer::{Kind, Problem};
 use crate::http::headers::members;
+use crate::idempotency::encoding::Hex;
 use crate::store::RecordEntry;
 
 /// What a request demands of the record that it is to change.
@@ -40,6 +41,5 @@ pub(super) fn etag(found: &RecordEntry) -> String {
     hash.update(found.id.0);
     hash.update(found.record.attempt.0);
     hash.update([found.record.state as u8]);
-    let digest: String = hash.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("\"{digest}\"")
+    format!("\"{}\"", Hex(&hash.finalize()[..8]))
 }

@@ -1,7 +1,5 @@
 //! Sentences of an explanation, and what it says only where it is not the usual.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use http::request::Parts;
 
 use crate::config::Resolved;
@@ -12,9 +10,9 @@ use crate::idempotency::grpc;
 use crate::idempotency::key::title_case;
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Policy;
-use crate::idempotency::record::Timestamp;
 use crate::idempotency::request_time::RequestTimeFault;
 use crate::route::Route;
+use crate::telemetry::wall_clock;
 
 /// The status of a problem, as its client gets it.
 pub(super) fn shown_status(problem: &Problem, head: &Parts) -> String {
@@ -57,10 +55,8 @@ pub(super) fn own_headers(config: &Resolved, head: &Parts) -> Vec<(&'static str,
 /// Whether a request is young enough to run, where its route asks.
 pub(super) fn request_time(policy: &Policy, head: &Parts) -> Option<String> {
     let rule = policy.request_time.as_ref()?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
     let name = &rule.from;
-    let would = match rule.judge(&head.headers, now) {
+    let would = match rule.judge(&head.headers, wall_clock()) {
         Ok(()) => "it may run now",
         Err(RequestTimeFault::Missing) => "it is not there, so the request does not run: 400 request-expired",
         Err(RequestTimeFault::Unreadable) => "it is not one time, so the request does not run: 400 request-expired",

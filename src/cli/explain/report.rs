@@ -14,11 +14,11 @@ use crate::gate::describe::explain::{Explanation, Fate, Handling, Identified, Un
 use crate::http::prefer;
 use crate::http::problem::Problem;
 use crate::idempotency::credential::Kind;
+use crate::idempotency::encoding::Hex;
 use crate::idempotency::fingerprint::{BodyComparison, BytewiseReason, Recipe, stands_at};
 use crate::idempotency::grpc;
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Mode;
-use crate::idempotency::record::RecordId;
 use crate::idempotency::recovery::without_query_values;
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Ambiguous, Route, RouteMatch};
@@ -370,7 +370,7 @@ impl Report<'_> {
 
     fn fingerprint(&mut self, identified: &Identified) {
         let recipe = &identified.fingerprint.recipe;
-        self.line("fingerprint", hex(&identified.fingerprint.digest));
+        self.line("fingerprint", Hex(&identified.fingerprint.digest).to_string());
         self.more(format!("of {}", self.ingredients(recipe).join(", ")));
         let body = self.request.body;
         let how = match identified.counted {
@@ -489,10 +489,6 @@ fn on_scope(identified: &Identified) -> Option<String> {
     all_absent.then(|| advice.to_owned())
 }
 
-fn hex(digest: &[u8; 32]) -> String {
-    RecordId(*digest).to_string()
-}
-
 fn short(digest: &[u8; 32]) -> String {
-    hex(digest)[..SHORT].to_owned()
+    Hex(digest).to_string()[..SHORT].to_owned()
 }

@@ -17,6 +17,7 @@ use super::lineage::Lineage;
 use super::session::{CallError, Cancel, Query, ServerMessages, Session, spawn_driver};
 use super::tls::Encryptor;
 use super::{Settings, hosts};
+use crate::idempotency::encoding::Hex;
 
 /// How long a connection may take from its beginning until it is known to work, besides the time to reach the server.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -272,5 +273,5 @@ fn mark() -> Result<String, OpenError> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)
         .map_err(|_| OpenError::Failed("the system's random number generator failed".to_owned()))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(Hex(&bytes).to_string())
 }

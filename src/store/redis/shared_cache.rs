@@ -14,6 +14,7 @@ use super::listener::{self, ListenerEvent};
 use super::manager::ConnectionManager;
 use super::quotas::RedisQuotas;
 use super::{OpenError, Servers};
+use crate::idempotency::encoding::Hex;
 use crate::idempotency::record::RecordId;
 use crate::store::SharedQuotas;
 use crate::store::cached::{CacheOperation, RemoteCache, RemoteError};
@@ -62,8 +63,8 @@ impl RedisCache {
     pub fn connect_lazily(servers: &Servers, store: [u8; 16]) -> Result<Self, OpenError> {
         let manager = ConnectionManager::lazy(servers, COMMAND_TIMEOUT)?;
         // So many that share a Redis do not get in each other's way.
-        let name: String = store[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-        let (channel, prefix) = (format!("oncegate-cache:{name}"), format!("oncegate-cache:{name}:").into_bytes());
+        let channel = format!("oncegate-cache:{}", Hex(&store[..8]));
+        let prefix = format!("{channel}:").into_bytes();
         let removals = Arc::<Removals>::default();
         let tell = Arc::clone(&removals);
         let mut listening = JoinSet::new();

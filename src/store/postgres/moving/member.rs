@@ -1,6 +1,5 @@
 //! One of the databases that records move between.
 
-use std::fmt::Write as _;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error as SqlError, IsolationLevel, Row};
 
 use super::{Lists, slices};
+use crate::idempotency::encoding::Hex;
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::layout::Database;
 use crate::store::postgres::ranges::Range;
@@ -189,13 +189,7 @@ impl Member {
 
 /// The condition that the id in a column is in a range.
 pub(super) fn within(column: &str, range: Range) -> String {
-    let hex = |bytes: Vec<u8>| {
-        bytes.iter().fold(String::new(), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
-    };
     let (first, beyond) = range.to_row();
-    let beyond = beyond.map_or_else(String::new, |beyond| format!(" AND {column} < '\\x{}'", hex(beyond)));
-    format!("{column} >= '\\x{}'{beyond}", hex(first))
+    let beyond = beyond.map_or_else(String::new, |beyond| format!(" AND {column} < '\\x{}'", Hex(&beyond)));
+    format!("{column} >= '\\x{}'{beyond}", Hex(&first))
 }
