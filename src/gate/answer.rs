@@ -27,6 +27,9 @@ use crate::telemetry::outcome::{Code, Outcome};
 /// Every origin.
 const ANY: HeaderValue = HeaderValue::from_static("*");
 
+/// When a client is to send its request again that was not sent on for want of something that comes back soon.
+pub(super) const RETRY_SOON: Duration = Duration::from_secs(1);
+
 /// The names of the headers that the gate adds. `None` adds no header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderNames {

@@ -15,14 +15,14 @@ use tokio::time::timeout_at;
 use super::admission::admit::{Admission, Candidate, Refusal, Step, Unprotected};
 use super::admission::jwt::unverified;
 use super::admission::preflight::{Preflight, announced};
-use super::answer::{Client, CrossOrigin, Deadlines, Reply};
+use super::answer::{Client, CrossOrigin, Deadlines, RETRY_SOON, Reply};
 use super::claim::protected::{ProtectedRequest, identify, read_back};
 use super::driver::actions::ActionExecutor;
 use super::observe::ObservedExchange;
 use super::pass::{self, ForwardOptions, body_problem};
 use super::pending_reply::PendingReply;
 use super::request::{self, Head};
-use super::{Gate, OVERLOADED_RETRY, RouteState, TOO_MANY_OF_ONE};
+use super::{Gate, RouteState, TOO_MANY_OF_ONE};
 use crate::http::problem::Problem;
 use crate::http::request_body::{Buffered, RequestBody};
 use crate::http::server::Peer;
@@ -219,7 +219,7 @@ impl Gate {
 
 /// The gate has too many requests in flight for this one.
 fn overloaded(why: &str) -> Problem {
-    Problem::new(Code::Overloaded, why).retry_after(OVERLOADED_RETRY)
+    Problem::new(Code::Overloaded, why).retry_after(RETRY_SOON)
 }
 
 /// Drives the claim protocol of one request to its end: it claims the key, runs the attempt, settles and replies; or waits

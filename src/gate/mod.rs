@@ -182,9 +182,6 @@ struct RouteState {
     probe_check: Option<Arc<ProbeCheck>>,
 }
 
-/// How long a client waits before it repeats a request that was one too many.
-const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
-
 /// Why a request is refused before anything is done about it.
 const TOO_MANY: &str = "too many requests in flight; nothing was sent";
 const TOO_MANY_OF_ONE: &str = "too many requests in flight from this client; nothing was sent";

@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
 use super::admission::ignored::IgnoredKey;
-use super::answer::Reply;
+use super::answer::{RETRY_SOON, Reply};
 use super::drain::Drain;
 use super::observe::ObservedExchange;
 use super::request::Head;
@@ -35,9 +35,6 @@ use crate::telemetry::outcome::{Code, Outcome};
 
 /// A body up to this size, in bytes, is awaited before it is sent on.
 const AWAITED: u64 = 64 * 1024;
-
-/// How long to wait before an upstream that cannot be reached is tried again.
-const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
 
 /// What an unprotected request needs on its way besides itself.
 pub(super) struct ForwardOptions<'a> {
@@ -349,7 +346,7 @@ fn switch(
     out
 }
 
-fn unasked_switch() -> Problem {
+pub(super) fn unasked_switch() -> Problem {
     Problem::new(Code::UpstreamBroken, "the upstream switched protocols without being asked")
 }
 
@@ -359,7 +356,7 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
     match error {
         Error::NotSent(NotSent::NoneFree(_)) => {
             let detail = "no connection to the upstream became free; nothing was sent";
-            Problem::new(Code::Overloaded, detail).retry_after(UNREACHABLE_RETRY)
+            Problem::new(Code::Overloaded, detail).retry_after(RETRY_SOON)
         }
         // Sent again, it would be none either.
         Error::NotSent(NotSent::Host) => Problem::new(Code::BadRequest, NotSent::Host.to_string()),
@@ -404,8 +401,7 @@ pub(super) fn spool_problem(gate: &Gate, error: &io::Error) -> Problem {
 }
 
 pub(super) fn no_room_for_request() -> Problem {
-    Problem::new(Code::Overloaded, "there is no room for the request's body; nothing was sent")
-        .retry_after(Duration::from_secs(1))
+    Problem::new(Code::Overloaded, "there is no room for the request's body; nothing was sent").retry_after(RETRY_SOON)
 }
 
 /// The client's body is none, or did not come to its end.
@@ -419,7 +415,7 @@ fn client_body_problem(error: &(dyn std::error::Error + 'static)) -> Problem {
 /// Nothing was sent.
 pub(super) fn unreachable() -> Problem {
     Problem::new(Code::UpstreamUnreachable, "nothing was sent to the upstream; the request may be sent again")
-        .retry_after(UNREACHABLE_RETRY)
+        .retry_after(RETRY_SOON)
 }
 
 /// The upstream took too long.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::sync::OwnedRwLockWriteGuard;
 use tokio::time::timeout;
 
-use super::claim::protected::{ProtectedRequest, RETRY_SOON};
+use super::answer::RETRY_SOON;
+use super::claim::protected::ProtectedRequest;
 use super::shared::{RulesDigest, Shared};
 use super::{Gate, Settings};
 use crate::http::problem::Problem;

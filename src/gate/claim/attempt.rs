@@ -359,8 +359,7 @@ fn forwarded(request: &ProtectedRequest, attempt: AttemptToken) -> Request<Body>
 /// The answer as its client gets it, without its body and without what the gate `added` says itself.
 pub(in crate::gate) fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Result<Answer, Problem> {
     if parts.status.is_informational() {
-        let detail = "the upstream switched protocols without being asked";
-        return Err(Problem::new(Code::UpstreamBroken, detail));
+        return Err(pass::unasked_switch());
     }
     let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
     let headers = to_client(parts.headers, added);

@@ -11,7 +11,7 @@ use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::Instant;
 
 use super::delivery_context::DeliveryContext;
-use crate::gate::answer::{Deadlines, Reply};
+use crate::gate::answer::{Deadlines, RETRY_SOON, Reply};
 use crate::gate::gate_before::claim_of_gate_before;
 use crate::gate::pass;
 use crate::gate::pass::{ForwardOptions, spool_problem};
@@ -41,9 +41,6 @@ use crate::route::Route;
 use crate::store::NewRecord;
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::wall_clock;
-
-/// When a client is to send its request again that was not sent on for want of something that comes back soon.
-pub(in crate::gate) const RETRY_SOON: Duration = Duration::from_secs(1);
 
 /// A protected request with its whole body.
 pub(in crate::gate) struct ProtectedRequest {

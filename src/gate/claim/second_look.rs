@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::delivery_context::DeliveryContext;
 use super::id_rotation::IdHolder;
-use super::protected::{ProtectedRequest, RETRY_SOON};
+use super::protected::ProtectedRequest;
+use crate::gate::answer::RETRY_SOON;
 use crate::http::problem::Problem;
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 use crate::store::{Claim, Error, Store, deliveries};

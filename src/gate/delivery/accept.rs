@@ -11,9 +11,9 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{deliver, request_status};
-use crate::gate::answer::Reply;
+use crate::gate::answer::{RETRY_SOON, Reply};
 use crate::gate::claim::delivery_context::DeliveryContext;
-use crate::gate::claim::protected::{ProtectedRequest, RETRY_SOON, digest};
+use crate::gate::claim::protected::{ProtectedRequest, digest};
 use crate::gate::claim::quota::{QuotaGrant, QuotaPermit};
 use crate::gate::claim::second_look::other_id_first;
 use crate::gate::pass::{no_room_for_request, spool_problem};

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::gate::admission::preflight::Preflight;
-use crate::gate::answer::{CrossOrigin, Reply, takes_get_only};
+use crate::gate::answer::{CrossOrigin, RETRY_SOON, Reply, takes_get_only};
 use crate::gate::claim::protected::no_room;
 use crate::gate::request::Head;
-use crate::gate::{Gate, OVERLOADED_RETRY, TOO_MANY};
+use crate::gate::{Gate, TOO_MANY};
 use crate::http::answer;
 use crate::http::body::Body;
 use crate::http::problem::{Problem, set_date, whole_seconds};
@@ -179,7 +179,7 @@ impl Gate {
         id: RequestId,
     ) -> Result<StatusRequest<'_>, StatusRefusal<'_>> {
         let Some(_permit) = self.shared.usage.requests.acquire(1) else {
-            return Err(Problem::new(Code::Overloaded, TOO_MANY).retry_after(OVERLOADED_RETRY).into());
+            return Err(Problem::new(Code::Overloaded, TOO_MANY).retry_after(RETRY_SOON).into());
         };
         let (mut head, _) = Head::read(request, peer, &self.context, (id, None)).map_err(|refused| refused.problem)?;
         let record = record_at(head.uri.path()).ok_or_else(absent)?;

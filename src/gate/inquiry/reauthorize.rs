@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Question;
-use crate::gate::answer::{Client, Reply};
+use crate::gate::answer::{Client, RETRY_SOON, Reply};
 use crate::gate::claim::protected::ProtectedRequest;
 use crate::http::problem::Problem;
 use crate::http::upstream;
@@ -27,9 +27,6 @@ const MOST_SHARED: usize = 1024;
 
 /// The largest refusal that is shared, in bytes.
 const LARGEST_SHARED: usize = 16 << 10;
-
-/// How long a client waits before it asks again where the upstream did not say.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// What the upstream says of a replay.
 #[derive(Clone)]
@@ -146,7 +143,7 @@ pub(in crate::gate) fn ask_before(
 fn permission(asked: Result<Answer, Problem>) -> ReplayPermission {
     let unclear = |why: String| {
         let detail = format!("the upstream was asked whether you may have the recorded answer, and {why}; nothing ran");
-        ReplayPermission::Unclear(Problem::new(Code::UpstreamUnreachable, detail).retry_after(RETRY))
+        ReplayPermission::Unclear(Problem::new(Code::UpstreamUnreachable, detail).retry_after(RETRY_SOON))
     };
     match asked {
         Ok(answer) if answer.status.is_success() => ReplayPermission::Granted,
