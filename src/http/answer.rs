@@ -318,9 +318,7 @@ pub fn response(answer: &Answer, method: &Method, version: Version) -> Response<
     let is_chunked = has_trailers && version < Version::HTTP_2;
     let mut headers = HeaderMap::with_capacity(answer.headers.len() + 4);
     let has_length = !is_chunked && may_have_length(answer.status);
-    for (name, value) in answer.headers.iter().filter(|(name, _)| has_length || *name != CONTENT_LENGTH) {
-        headers.append(name, value.clone());
-    }
+    headers.extend(answer.headers.iter().filter(|(name, _)| has_length || *name != CONTENT_LENGTH).cloned());
     let body = match &answer.content {
         Some(content) if has_trailers => with_trailers(content, is_chunked.then_some(&mut headers)),
         Some(content) => match announced_length(answer.status, &headers) {
@@ -367,10 +365,7 @@ fn has_trailers(answer: &Answer, method: &Method) -> bool {
 
 /// The body with its trailers, which are announced in the headers given.
 fn with_trailers(content: &Content, headers: Option<&mut HeaderMap>) -> Body {
-    let mut trailers = HeaderMap::with_capacity(content.trailers.len());
-    for (name, value) in &content.trailers {
-        trailers.append(name, value.clone());
-    }
+    let trailers: HeaderMap = content.trailers.iter().cloned().collect();
     if let Some(headers) = headers {
         announce_trailers(headers, &trailers);
     }

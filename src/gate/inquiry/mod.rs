@@ -72,11 +72,8 @@ impl<'a> Question<'a> {
                 || keys.contains(&name) && !is_of_caller(name)
         };
         let mut headers = HeaderMap::with_capacity(request.head.headers.len());
-        for (name, value) in &request.head.headers {
-            if !is_of_request(name) {
-                headers.append(name, value.clone());
-            }
-        }
+        let of_caller = request.head.headers.iter().filter(|(name, _)| !is_of_request(name));
+        headers.extend(of_caller.map(|(name, value)| (name.clone(), value.clone())));
         let headers = to_upstream(headers, &request.state.kept, request.head.forwarding_info());
         let mut sending = SendContext::default();
         if upstream.settings().reuse == Sharing::Caller {

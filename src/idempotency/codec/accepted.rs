@@ -104,10 +104,7 @@ impl AcceptedRequest {
         let request = NonZeroU64::new(u64::from_be_bytes(reader.array()?)).map(RequestId).ok_or(Unreadable)?;
         let key = reader.part()?;
         let key = Key::from_value(&key, key.len()).map_err(|_| Unreadable)?;
-        let mut headers = HeaderMap::new();
-        for (name, value) in fields(&mut reader)? {
-            headers.append(name, value);
-        }
+        let headers = fields(&mut reader)?.into_iter().collect();
         let mut certificate = None;
         if !reader.is_at_end() {
             let subject = reader.part()?;

@@ -65,10 +65,7 @@ impl BodyOutcomes {
             return None;
         }
         let told = headers.iter().filter(|(name, _)| *name == CONTENT_TYPE || *name == CONTENT_ENCODING);
-        let told: HeaderMap = told.cloned().fold(HeaderMap::new(), |mut told, (name, value)| {
-            told.append(name, value);
-            told
-        });
+        let told: HeaderMap = told.cloned().collect();
         Media::read(&told).filter(Media::is_json).map(|_| !media::is_coded(&told))
     }
 
