@@ -90,7 +90,7 @@ pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 
-/// Opens streams to an upstream by other means than TCP: for simulations.
+/// Opens streams to an upstream by other means than TCP: for simulations, and for HTTP/1.1.
 #[async_trait]
 pub trait Dial: Send + Sync + 'static {
     /// Opens one. An error means that nothing was sent.
@@ -308,10 +308,7 @@ impl Upstream {
             if let Some(dial) = dial {
                 let socket = Arc::new(SocketState::default());
                 let stream = UpstreamIo::new(dial.dial().await.map_err(NotSent::Connect)?, Arc::clone(&socket));
-                let stream = GuardedIo::new(stream, permit);
-                return Http1Connection::handshake(stream, socket, None, purpose.owner, settings.max_headers)
-                    .await
-                    .map(Transport::Http1);
+                return self.begin(GuardedIo::new(stream, permit), socket, None, false, purpose).await;
             }
             let Connected { stream, socket, endpoint, chose_h2 } =
                 endpoints.open(purpose.reuse != Reuse::Never).await?;
@@ -337,17 +334,13 @@ impl Upstream {
     ) -> Result<Transport, NotSent> {
         let Inner { settings, http2_pool, .. } = &*self.0;
         let is_h2 = chose_h2 || settings.protocol == Protocol::H2;
-        let Some(http2_pool) = http2_pool.as_ref().filter(|_| purpose.reuse != Reuse::Never) else {
+        let http2_pool = http2_pool.as_ref().filter(|_| purpose.reuse != Reuse::Never);
+        let http2_pool = http2_pool.inspect(|http2_pool| http2_pool.observe_protocol(is_h2));
+        let Some(http2_pool) = http2_pool.filter(|_| is_h2) else {
             return Http1Connection::handshake(stream, socket, endpoint, purpose.owner, settings.max_headers)
                 .await
                 .map(Transport::Http1);
         };
-        http2_pool.observe_protocol(is_h2);
-        if !is_h2 {
-            return Http1Connection::handshake(stream, socket, endpoint, purpose.owner, settings.max_headers)
-                .await
-                .map(Transport::Http1);
-        }
         let purpose_and_freed = (purpose, Arc::clone(&http2_pool.freed));
         let probe = endpoint.as_deref().map(Endpoint::probe);
         let connection =
