@@ -169,14 +169,14 @@ impl Leader {
     /// Notes whether the store is known to have a record that the request may not take the place of.
     pub(in crate::gate) fn set_knows_record(&self, stands: bool) {
         if let Some(sender) = self.single_flight.stripe(self.id).get(&self.id) {
-            sender.send_replace(LeaderProgress::Asking { stands });
+            sender.send(LeaderProgress::Asking { stands });
         }
     }
 
     /// Tells those who follow that an attempt runs.
     pub(in crate::gate) fn running(&self, running: Running) {
         if let Some(sender) = self.single_flight.stripe(self.id).get(&self.id) {
-            sender.send_replace(LeaderProgress::Running(Arc::new(running)));
+            sender.send(LeaderProgress::Running(Arc::new(running)));
         }
     }
 
@@ -201,7 +201,7 @@ impl Drop for Leader {
         // No request joins after the final progress.
         let sender = self.single_flight.stripe(self.id).remove(&self.id);
         if let (Some(sender), Some(last)) = (sender, self.last.take()) {
-            sender.send_replace(last);
+            sender.send(last);
         }
     }
 }
@@ -209,16 +209,14 @@ impl Drop for Leader {
 impl Follower {
     /// How the leader's question to the store ended; nothing if it led to nothing, and another may lead.
     pub(in crate::gate) async fn until_store_answered(&mut self) -> Option<LeaderProgress> {
-        self.wait_for(|progress| !matches!(progress, LeaderProgress::Asking { .. })).await
+        self.0.wait_for(|progress| !matches!(progress, LeaderProgress::Asking { .. })).await
     }
 
     /// How the leader's attempt ended; nothing if the store has to tell, or another may lead.
     pub(in crate::gate) async fn ended(&mut self) -> Option<LeaderProgress> {
-        self.wait_for(|progress| !matches!(progress, LeaderProgress::Asking { .. } | LeaderProgress::Running(_))).await
-    }
-
-    async fn wait_for(&mut self, is_it: impl FnMut(&LeaderProgress) -> bool) -> Option<LeaderProgress> {
-        self.0.wait_for(is_it).await.ok()
+        self.0
+            .wait_for(|progress| !matches!(progress, LeaderProgress::Asking { .. } | LeaderProgress::Running(_)))
+            .await
     }
 }
 
@@ -236,10 +234,6 @@ struct OrderedSender<T>(Arc<OrderedChannel<T>>);
 
 /// Sees the value change.
 struct OrderedReceiver<T>(Arc<OrderedChannel<T>>);
-
-/// The sender is gone, and the value never became what was waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Gone;
 
 struct OrderedChannel<T> {
     state: Mutex<ChannelState<T>>,
@@ -262,49 +256,42 @@ impl<T> OrderedSender<T> {
     }
 
     /// Puts another value in the place of this one, and wakes those who wait.
-    fn send_replace(&self, value: T) -> T {
-        let before = std::mem::replace(&mut self.0.lock().value, value);
+    fn send(&self, value: T) {
+        lock(&self.0.state).value = value;
         self.0.changed.notify_waiters();
-        before
     }
 
     /// Looks at the value.
     fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
-        look(&self.0.lock().value)
+        look(&lock(&self.0.state).value)
     }
 }
 
 impl<T> Drop for OrderedSender<T> {
     fn drop(&mut self) {
-        self.0.lock().is_gone = true;
+        lock(&self.0.state).is_gone = true;
         self.0.changed.notify_waiters();
     }
 }
 
 impl<T: Clone> OrderedReceiver<T> {
-    /// Waits until `is_it` holds of the value, and returns that. The last value counts, even if its sender is gone.
-    async fn wait_for(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Result<T, Gone> {
+    /// Waits until `is_it` holds of the value, and returns that; nothing if the sender is gone before. The last value counts,
+    /// even if its sender is gone.
+    async fn wait_for(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Option<T> {
         loop {
             // From its creation on it is woken, also by what changes before it waits.
             let changed = self.0.changed.notified();
             {
-                let state = self.0.lock();
+                let state = lock(&self.0.state);
                 if is_it(&state.value) {
-                    return Ok(state.value.clone());
+                    return Some(state.value.clone());
                 }
                 if state.is_gone {
-                    return Err(Gone);
+                    return None;
                 }
             }
             changed.await;
         }
-    }
-}
-
-impl<T> OrderedChannel<T> {
-    fn lock(&self) -> MutexGuard<'_, ChannelState<T>> {
-        // Nothing that is done under it can leave the value half changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -393,7 +380,8 @@ mod tests {
             .collect();
         for value in 1..=2 {
             tokio::task::yield_now().await;
-            assert_eq!(sender.send_replace(value), value - 1);
+            assert_eq!(sender.with(|value| *value), value - 1);
+            sender.send(value);
         }
         for waiter in waiters {
             waiter.await.unwrap();
@@ -407,10 +395,10 @@ mod tests {
         let (mut one, mut other) = (sender.subscribe(), sender.subscribe());
         let waits = tokio::spawn(async move { one.wait_for(|value| *value == 3).await });
         tokio::task::yield_now().await;
-        sender.send_replace(2);
-        assert_eq!((sender.with(|value| *value), other.0.lock().value), (2, 2));
+        sender.send(2);
+        assert_eq!((sender.with(|value| *value), lock(&other.0.state).value), (2, 2));
         drop(sender);
-        assert_eq!(other.wait_for(|value| *value == 2).await, Ok(2));
-        assert_eq!(waits.await.unwrap(), Err(Gone));
+        assert_eq!(other.wait_for(|value| *value == 2).await, Some(2));
+        assert_eq!(waits.await.unwrap(), None);
     }
 }
