@@ -239,20 +239,19 @@ impl Protocol {
         event: Event,
     ) -> Vec<Action> {
         match event {
-            Event::Claimed if claiming.is_given_up => self.withdraw(None, []),
+            // The claim that stands, or may stand, is withdrawn: the request does not run any more. A record that was not
+            // replaced may be this very claim, turned unknown; another attempt's record is not released by it.
+            Event::Claimed | Event::OtherId | Event::Barred | Event::NotSuperseded if claiming.is_given_up => {
+                self.withdraw(None, [])
+            }
             Event::Claimed if now - claiming.since > max_age_at_start(self.limits.lease) => {
                 self.withdraw(None, [Action::Reply(Reply::ClaimTooLate)])
             }
             Event::Claimed => {
                 self.go(Phase::Running { sent: 1 }, [Action::ShareRunning { since: claiming.since }, Action::Run])
             }
-            Event::OtherId if claiming.is_given_up => self.withdraw(None, []),
             Event::OtherId => self.withdraw(None, [Action::Reply(Reply::OtherId)]),
-            // It is claimed, and may not run any more.
-            Event::Barred if claiming.is_given_up => self.withdraw(None, []),
             Event::Barred => self.withdraw(None, [Action::Reply(Reply::Barred)]),
-            // What was replaced may be this very claim, turned unknown; another attempt's record is not released by it.
-            Event::NotSuperseded if claiming.is_given_up => self.withdraw(None, []),
             Event::NotSuperseded => self.ask_again(Claiming { seen: None, ..claiming }),
             Event::Exists(RecordView { is_own: true, .. }) => self.withdraw(Some(claiming), []),
             Event::Exists(_) if claiming.is_given_up => self.go(Phase::Done, [Action::Leave]),
