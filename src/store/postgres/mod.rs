@@ -345,7 +345,7 @@ impl Store for Postgres {
 
     async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.ensure_open()?;
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let limit = row::count(limit);
         let rows = self.pool.write("SELECT oncegate.expire_leases_v2($1)", &[(&limit, Type::INT8)]).await?;
         rows.iter().map(|row| row::id(row, 0).map_err(|_| unexpected_reply())).collect()
     }
@@ -353,7 +353,7 @@ impl Store for Postgres {
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
         self.ensure_open()?;
         let begin = self.swept_to.load(Ordering::Relaxed);
-        let most = i64::try_from(limit).unwrap_or(i64::MAX);
+        let most = row::count(limit);
         let values: [(&(dyn ToSql + Sync), Type); 2] = [(&begin, Type::INT8), (&most, Type::INT8)];
         let rows = self.pool.write("SELECT swept, reached FROM oncegate.sweep_v1($1, $2)", &values).await?;
         let swept = count_of(&rows, 0)?;

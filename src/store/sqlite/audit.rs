@@ -94,8 +94,7 @@ impl Request for SweepEntriesRequest {
         let mut sweep = session.conn.prepare_cached(
             "DELETE FROM audit WHERE position IN (SELECT position FROM audit WHERE until <= ?1 ORDER BY until LIMIT ?2)",
         )?;
-        let limit = i64::try_from(self.limit).unwrap_or(i64::MAX);
-        Ok(sweep.execute(params![row::time(session.now()), limit])?)
+        Ok(sweep.execute(params![row::time(session.now()), row::count(self.limit)])?)
     }
 }
 
@@ -114,7 +113,7 @@ impl Reader {
              ORDER BY position DESC LIMIT ?7",
         )?;
         // One extra entry shows whether there are more.
-        let wanted = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
+        let wanted = row::count(limit.saturating_add(1));
         let values = params![
             before.map(place),
             service.as_deref(),

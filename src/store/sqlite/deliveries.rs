@@ -231,9 +231,8 @@ impl Chosen {
             "SELECT sequence, lane, length(request) + length(body) FROM delivery
              WHERE origin = ?1 AND dead_until IS NULL AND due <= ?2 ORDER BY due, sequence LIMIT ?3",
         )?;
-        let limit = i64::try_from(candidates).unwrap_or(i64::MAX);
         let oldest: Vec<(i64, i64, i64)> = oldest
-            .query_map(params![take.origin.0, row::time(now), limit], |found| {
+            .query_map(params![take.origin.0, row::time(now), row::count(candidates)], |found| {
                 Ok((found.get(0)?, found.get(1)?, found.get(2)?))
             })?
             .collect::<rusqlite::Result<_>>()?;
@@ -250,7 +249,7 @@ impl Chosen {
             may_go.push(sequence);
             bytes += size;
         }
-        let is_crowded = is_more || bytes > i64::try_from(take.max_bytes).unwrap_or(i64::MAX);
+        let is_crowded = is_more || bytes > row::count(take.max_bytes);
         if !is_crowded {
             let picks = turn.alternate(may_go, Vec::new());
             return Ok(Self { picks, turn, is_crowded, is_more, last_lane: None });
@@ -420,8 +419,7 @@ impl Request for SweepDeliveriesRequest {
             "DELETE FROM delivery WHERE sequence IN
                 (SELECT sequence FROM delivery WHERE dead_until <= ?1 ORDER BY dead_until LIMIT ?2)",
         )?;
-        let limit = i64::try_from(self.limit).unwrap_or(i64::MAX);
-        Ok(sweep.execute(params![row::time(session.now()), limit])?)
+        Ok(sweep.execute(params![row::time(session.now()), row::count(self.limit)])?)
     }
 }
 

@@ -55,7 +55,7 @@ impl Reader {
                 AND (?4 IS NULL OR (d.dead_until IS NOT NULL) = ?4) AND d.id BETWEEN ?6 AND ?7
              ORDER BY d.sequence LIMIT ?5",
         );
-        let wanted = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
+        let wanted = row::count(limit.saturating_add(1));
         let after = after.map_or(0, |Sequence(after)| i64::try_from(after).unwrap_or(i64::MAX));
         let values = params![after, service.as_deref(), route.as_deref(), is_dead, wanted, ids.start().0, ids.end().0];
         let mut listing = self.conn.prepare_cached(&sql)?;

@@ -198,7 +198,7 @@ impl Reader {
                 }
             };
             let upto = end.unwrap_or(last);
-            let missing = i64::try_from(wanted - found.len()).unwrap_or(i64::MAX);
+            let missing = row::count(wanted - found.len());
             self.each(&scan.chunk(), &from, &upto.0, missing, &search.filter, |_, listed| {
                 found.push(listed);
                 true
@@ -215,8 +215,7 @@ impl Reader {
     pub(super) fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Failure> {
         let mut find = self.conn.prepare_cached(&sql::beginnings())?;
         let from = after.map_or_else(Vec::new, behind);
-        let wanted = i64::try_from(limit).unwrap_or(i64::MAX);
-        let mut rows = find.query(params![from, wanted])?;
+        let mut rows = find.query(params![from, row::count(limit)])?;
         let mut records = Vec::new();
         while let Some(found) = rows.next()? {
             let bytes = |column| found.get::<_, Option<Vec<u8>>>(column).map(|value| value.map(Bytes::from));

@@ -232,7 +232,7 @@ impl Request for ExpireLeasesRequest {
     type Reply = Vec<RecordId>;
 
     fn run(&self, session: &mut Session) -> Result<Vec<RecordId>, Failure> {
-        let values = params![row::time(session.now()), limit(self.limit)];
+        let values = params![row::time(session.now()), row::count(self.limit)];
         let statement = schema::turn_unknown_sql(sql::LEASE_IS_PAST);
         let (turned, ids) = schema::turn_unknown(&mut *session.conn.prepare_cached(&statement)?, values)?;
         session.moved(Some(State::InFlight), Some(State::Unknown), turned);
@@ -251,7 +251,7 @@ impl Request for SweepRequest {
         let (mut states, mut attempts) = (Vec::new(), Vec::new());
         {
             let mut sweep = session.conn.prepare_cached(sql::SWEEP)?;
-            let mut rows = sweep.query(params![now, limit(self.limit)])?;
+            let mut rows = sweep.query(params![now, row::count(self.limit)])?;
             while let Some(swept) = rows.next()? {
                 // What cannot be read is gone now; only the count of it is not known.
                 states.extend(row::read_state(swept, 0));
@@ -360,8 +360,4 @@ impl Session {
         });
         Ok(found.optional()?)
     }
-}
-
-fn limit(limit: usize) -> i64 {
-    i64::try_from(limit).unwrap_or(i64::MAX)
 }

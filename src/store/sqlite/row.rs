@@ -17,6 +17,10 @@ pub(super) fn span(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
 
+pub(super) fn count(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
 pub(super) fn state(state: State) -> i64 {
     crate::store::lifecycle::state_index(state) as i64
 }
