@@ -14,7 +14,7 @@ use super::headers::TOKEN;
 use super::kinds::{Kind, file, nested, one_or_several, raw, set, text, text_as, time_of};
 use super::node::{Node, Table, Wrong};
 use super::upstreams::encryption::{self, Tls};
-use super::{policy, routes, secrets};
+use super::{routes, secrets};
 use crate::gate::admission::jwt::{Algorithm, JwksUrl, KeySet, KeySource, Settings, Unusable, is_for_secrets};
 use crate::http::limits::Limits;
 use crate::http::upstream::{self, Place, Protocol, Sharing};
@@ -150,14 +150,10 @@ pub(super) fn read(root: &Table<'_>, router: &Router) -> Option<Settings> {
 
 /// Claims in scopes, where nothing verifies tokens.
 fn refuse_claims(root: &Table<'_>) {
-    let routes = root.tables("routes", routes::SECTION).unwrap_or_default();
-    for table in routes.into_iter().chain([root.table("defaults", policy::SECTION)]) {
-        let parts = table.get("scope").and_then(|scope| scope.items()).unwrap_or_default();
-        for part in parts.into_iter().filter(|part| part.text().is_ok_and(|text| text.starts_with("jwt:"))) {
-            let wrong = Wrong::new("nothing verifies tokens here, and a claim that is not verified is anybody's");
-            part.report(wrong.hint("say what keys they are verified with: [auth.jwt] jwks_url = \"https://...\""));
-        }
-    }
+    routes::refuse_scope_parts(root, "jwt:", || {
+        Wrong::new("nothing verifies tokens here, and a claim that is not verified is anybody's")
+            .hint("say what keys they are verified with: [auth.jwt] jwks_url = \"https://...\"")
+    });
 }
 
 fn keys(table: &Table<'_>, jwt: Jwt) -> Option<KeySource> {

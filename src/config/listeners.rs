@@ -11,7 +11,6 @@ use super::declare::Shown::Example;
 use super::declare::{Keys as _, keys};
 use super::kinds::{Kind, file, flag, list, nested, one_or_several, text, text_as, time, time_of, words};
 use super::node::{Node, Table, Wrong};
-use super::policy;
 use super::routes;
 use super::tls::{self, Files};
 use crate::admin;
@@ -188,16 +187,10 @@ pub(super) fn check_scopes(root: &Table<'_>) {
     if root.table("server", Server::SECTION).table("tls", tls::Files::SECTION).get("client_ca").is_some() {
         return;
     }
-    let routes = root.tables("routes", routes::SECTION).unwrap_or_default();
-    for table in routes.into_iter().chain([root.table("defaults", policy::SECTION)]) {
-        let parts = table.get("scope").and_then(|scope| scope.items()).unwrap_or_default();
-        for part in parts.into_iter().filter(|part| part.text().is_ok_and(|text| text.starts_with("client-cert:"))) {
-            let wrong = Wrong::new("no client has a certificate here: the server does not ask for one");
-            part.report(
-                wrong.hint("name who vouches for clients: [server] tls = { cert = ..., key = ..., client_ca = ... }"),
-            );
-        }
-    }
+    routes::refuse_scope_parts(root, "client-cert:", || {
+        Wrong::new("no client has a certificate here: the server does not ask for one")
+            .hint("name who vouches for clients: [server] tls = { cert = ..., key = ..., client_ca = ... }")
+    });
 }
 
 /// Reads `[admin] listen` alone, its default if it is wrong, and whether the listener encrypts.

@@ -400,6 +400,17 @@ fn check_fingerprint(table: &Table<'_>, policy: &Policy) {
     }
 }
 
+/// Reports each part of a scope that begins like this: it needs what is not configured.
+pub(super) fn refuse_scope_parts(root: &Table<'_>, prefix: &str, wrong: impl Fn() -> Wrong) {
+    let routes = root.tables("routes", SECTION).unwrap_or_default();
+    for table in routes.into_iter().chain([root.table("defaults", policy::SECTION)]) {
+        let parts = table.get("scope").and_then(|scope| scope.items()).unwrap_or_default();
+        for part in parts.into_iter().filter(|part| part.text().is_ok_and(|text| text.starts_with(prefix))) {
+            part.report(wrong());
+        }
+    }
+}
+
 fn check_names(tables: &[Table<'_>]) {
     let names: Vec<Option<&str>> = tables.iter().map(|table| table.get("name")?.text().ok()).collect();
     for (place, (table, name)) in tables.iter().zip(&names).enumerate() {
