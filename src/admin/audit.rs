@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::State;
 use super::access::Principal;
-use super::answer::{Kind, Problem};
+use super::answer::{Answer, Kind, Problem, empty};
 use super::deliveries::{route_of, state_of};
 use super::view::{claiming_request, shortened_key};
 use crate::idempotency::record::{Record, RecordId};
@@ -261,6 +262,20 @@ impl Begun<'_> {
                 "an audit entry does not get its outcome, and goes on saying that its change began"
             );
         }
+    }
+
+    /// Logs a change of one record that was made, adds its outcome, and answers with it.
+    pub(super) async fn conclude(
+        self,
+        deed: AuditEvent<'_>,
+        asker: &Principal,
+        result: Result<(), Problem>,
+    ) -> Result<Answer, Problem> {
+        if result.is_ok() {
+            deed.log(asker);
+        }
+        self.end_as(&result).await;
+        result.map(|()| empty(StatusCode::NO_CONTENT))
     }
 
     /// Adds the outcome of a change of one record, where it is known: after a failure of the store it is not.

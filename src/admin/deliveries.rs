@@ -198,12 +198,7 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &P
         }),
         Err(problem) => Err(problem),
     };
-    if queued.is_ok() {
-        deed.log(asker);
-    }
-    begun.end_as(&queued).await;
-    queued?;
-    Ok(empty(StatusCode::NO_CONTENT))
+    begun.conclude(deed, asker, queued).await
 }
 
 /// Why there is no accepted request of this id.
@@ -244,12 +239,7 @@ pub(super) async fn discard(
     let queue = queue::of(&**state.opened()?).map_err(unavailable)?;
     let discarded = queue.discard(found.id, found.token).await.map_err(unavailable);
     let discarded = discarded.and_then(|was_there| if was_there { Ok(()) } else { Err(absent()) });
-    if discarded.is_ok() {
-        deed.log(asker);
-    }
-    begun.end_as(&discarded).await;
-    discarded?;
-    Ok(empty(StatusCode::NO_CONTENT))
+    begun.conclude(deed, asker, discarded).await
 }
 
 /// The delivery of an id, unless it is another service's.

@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::sync::SemaphorePermit;
 
 use super::access::Principal;
-use super::answer::{Answer, Kind, Problem, empty, json};
+use super::answer::{Answer, Kind, Problem, json};
 use super::audit::AuditEvent;
 use super::bulk::purge_one;
 use super::endpoints::REVEALING;
@@ -203,12 +203,7 @@ pub(super) async fn remove(
     let removed = purge_one(&**state.opened()?, &found).await;
     let changed = || Kind::NotFound.because("the record changed while it was to be removed: look at it again");
     let removed = removed.and_then(|was_there| if was_there { Ok(()) } else { Err(changed()) });
-    if removed.is_ok() {
-        deed.log(asker);
-    }
-    begun.end_as(&removed).await;
-    removed?;
-    Ok(empty(StatusCode::NO_CONTENT))
+    begun.conclude(deed, asker, removed).await
 }
 
 /// Refuses a reason that is blank, or too long for a line of a log. None need be given.

@@ -19,7 +19,7 @@ use serde_json::{Map, Number, Value};
 
 use super::State;
 use super::access::Principal;
-use super::answer::{Answer, Kind, Problem, empty};
+use super::answer::{Answer, Kind, Problem};
 use super::audit::AuditEvent;
 use super::forms;
 use super::precondition::Precondition;
@@ -111,12 +111,7 @@ pub(super) async fn resolve(
     let deed = AuditEvent::Resolve { found: &found, resolution: resolution.as_str(), reason: &reason };
     let begun = state.begin(asker, deed).await?;
     let applied = resolution.apply(state, &found).await;
-    if applied.is_ok() {
-        deed.log(asker);
-    }
-    begun.end_as(&applied).await;
-    applied?;
-    Ok(empty(StatusCode::NO_CONTENT))
+    begun.conclude(deed, asker, applied).await
 }
 
 impl Resolution {
