@@ -16,7 +16,6 @@ use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
@@ -25,6 +24,7 @@ use tokio_rustls::TlsConnector;
 use super::complain;
 use crate::config::{Flags, ServerTrust, Sources, client_tls, load_admin, load_admin_address};
 use crate::http::socket::Listen;
+use crate::http::upstream::Io;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -238,11 +238,6 @@ pub(super) struct AdminClient {
     /// Set once what answers there has shown that it is one.
     is_recognized: OnceCell<()>,
 }
-
-/// A connection, encrypted or not.
-trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Io for S {}
 
 impl AdminClient {
     /// For the listener at `address`: a host and a port, or an `http://` or `https://` URL of them. `tls` where it encrypts.
