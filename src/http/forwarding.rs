@@ -253,7 +253,7 @@ fn forwarded_for(line: &str) -> Option<Vec<Cow<'_, str>>> {
         let (mut node, mut is_present) = (Cow::Borrowed(""), false);
         // Empty list members and pairs count for nothing, as RFC 9110, section 5.6.1, has it.
         loop {
-            let end = rest.find(|next: char| !is_token(next)).unwrap_or(rest.len());
+            let end = rest.bytes().position(|next| !is_token(next)).unwrap_or(rest.len());
             let name = &rest[..end];
             if !name.is_empty() {
                 let (value, after) = value(rest[end..].strip_prefix('=')?)?;
@@ -286,7 +286,7 @@ fn forwarded_for(line: &str) -> Option<Vec<Cow<'_, str>>> {
 /// not are taken too.
 fn value(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let Some(mut rest) = text.strip_prefix('"') else {
-        let end = text.find(|next: char| !is_token(next) && !"[]:".contains(next)).unwrap_or(text.len());
+        let end = text.bytes().position(|next| !is_token(next) && !b"[]:".contains(&next)).unwrap_or(text.len());
         return (end > 0).then(|| (Cow::Borrowed(&text[..end]), &text[end..]));
     };
     let mut value = String::new();
@@ -305,8 +305,10 @@ fn value(text: &str) -> Option<(Cow<'_, str>, &str)> {
     }
 }
 
-fn is_token(char: char) -> bool {
-    char.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(char)
+/// Whether a byte may stand in a token (RFC 9110, 5.6.2).
+pub(super) const fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(byte, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~')
 }
 
 /// Continues the trace of a request, or starts one if `traceparent` is missing, repeated or invalid (sections 3.2.2 and 4.3).

@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
+use super::forwarding::is_token;
 use super::headers::{has_token, tokens};
 
 /// The protocols that clients may switch to.
@@ -84,11 +85,6 @@ impl std::fmt::Display for Protocol {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
-}
-
-/// Whether a byte may stand in a token (RFC 9110, 5.6.2).
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 /// An upgrade that a client asks for, to protocols that it may switch to.

@@ -3,6 +3,7 @@
 use http::{HeaderMap, Uri};
 
 use crate::http::fault::Fault;
+use crate::http::forwarding::is_token;
 use crate::http::headers::members;
 use crate::http::limits::{Limits, MAX_TRAILERS, size_of_fields};
 
@@ -262,7 +263,7 @@ static CLASSES: [u8; 256] = {
     while byte < 256 {
         let char = byte as u8;
         let mut class = 0;
-        if char.is_ascii_alphanumeric() || is_one_of(char, b"!#$%&'*+-.^_`|~") {
+        if is_token(char) {
             class |= TOKEN;
         }
         if char == b'\t' || char == b' ' || char.is_ascii_graphic() || !char.is_ascii() {
