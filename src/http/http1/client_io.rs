@@ -251,14 +251,7 @@ impl ReadTimer {
             return Poll::Pending;
         }
         self.is_polled = true;
-        loop {
-            ready!(timer.as_mut().poll(cx));
-            // It was set for an earlier deadline.
-            if deadline <= timer.deadline() {
-                return Poll::Ready(());
-            }
-            timer.as_mut().reset(deadline);
-        }
+        poll_until(timer.as_mut(), deadline, cx)
     }
 
     fn progressed(&mut self, is_head: bool, is_in_body: bool, bytes: u64) {
@@ -269,6 +262,21 @@ impl ReadTimer {
             self.waited += since.map_or(Duration::ZERO, |since| since.elapsed());
             self.bytes += bytes;
         }
+    }
+}
+
+/// Waits until a deadline, which may be another one each time.
+pub(in crate::http) fn poll_until(mut timer: Pin<&mut Sleep>, deadline: Instant, cx: &mut Context<'_>) -> Poll<()> {
+    if deadline < timer.deadline() {
+        timer.as_mut().reset(deadline);
+    }
+    loop {
+        ready!(timer.as_mut().poll(cx));
+        // It was set for an earlier deadline.
+        if deadline <= timer.deadline() {
+            return Poll::Ready(());
+        }
+        timer.as_mut().reset(deadline);
     }
 }
 

@@ -13,7 +13,7 @@ mod connection;
 mod head;
 mod message;
 
-pub(super) use self::client_io::ClientIo;
+pub(super) use self::client_io::{ClientIo, poll_until};
 pub(super) use self::connection::{ConnectionState, RefusedRequest, StartedExchange};
 pub use self::connection::{ExchangeGuard, Interim};
 pub(super) use self::head::{check_target, judge_trailer_fields};

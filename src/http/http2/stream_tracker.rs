@@ -5,7 +5,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
@@ -14,6 +14,7 @@ use hyper::rt::Executor;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::client_io::LastWrite;
+use crate::http::http1::poll_until;
 use crate::http::limits::Limits;
 use crate::http::usage::Usage;
 use crate::telemetry::limits::Limit;
@@ -190,20 +191,6 @@ impl StreamTracker {
     fn state(&self) -> MutexGuard<'_, State> {
         // No operation under this lock can leave the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn poll_until(mut timer: Pin<&mut Sleep>, deadline: Instant, cx: &mut Context<'_>) -> Poll<()> {
-    if deadline < timer.deadline() {
-        timer.as_mut().reset(deadline);
-    }
-    loop {
-        ready!(timer.as_mut().poll(cx));
-        // It was set for an earlier deadline.
-        if deadline <= timer.deadline() {
-            return Poll::Ready(());
-        }
-        timer.as_mut().reset(deadline);
     }
 }
 
