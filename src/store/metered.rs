@@ -77,76 +77,47 @@ impl StoreOp {
     /// Those that requests wait for.
     pub const OF_REQUESTS: [Self; 5] = [Self::Claim, Self::Supersede, Self::Settle, Self::Renew, Self::Accept];
 
-    const ALL: [Self; Self::COUNT] = [
-        Self::Claim,
-        Self::Supersede,
-        Self::Settle,
-        Self::Renew,
-        Self::ExpireLeases,
-        Self::Sweep,
-        Self::Get,
-        Self::List,
-        Self::Remove,
-        Self::Count,
-        Self::Changes,
-        Self::Adopt,
-        Self::Identities,
-        Self::Ping,
-        Self::Append,
-        Self::Amend,
-        Self::Entries,
-        Self::SweepEntries,
-        Self::Accept,
-        Self::TakeDue,
-        Self::ChangeDelivery,
-        Self::Deliveries,
-        Self::SweepDeliveries,
+    /// The word for each, and what it tells of an outage, in their order.
+    const TABLE: [(Self, &'static str, Role); Self::COUNT] = [
+        (Self::Claim, "claim", Role::Claims),
+        (Self::Supersede, "supersede", Role::Claims),
+        (Self::Settle, "settle", Role::Background),
+        (Self::Renew, "renew", Role::Background),
+        (Self::ExpireLeases, "expire_leases", Role::Heartbeat),
+        (Self::Sweep, "sweep", Role::Background),
+        (Self::Get, "get", Role::Foreground),
+        (Self::List, "list", Role::Foreground),
+        (Self::Remove, "remove", Role::Foreground),
+        (Self::Count, "count", Role::Background),
+        (Self::Changes, "changes", Role::Foreground),
+        (Self::Adopt, "adopt", Role::Foreground),
+        (Self::Identities, "identities", Role::Foreground),
+        (Self::Ping, "ping", Role::Foreground),
+        (Self::Append, "append", Role::Foreground),
+        (Self::Amend, "amend", Role::Foreground),
+        (Self::Entries, "entries", Role::Foreground),
+        (Self::SweepEntries, "sweep_entries", Role::Background),
+        (Self::Accept, "accept", Role::Claims),
+        (Self::TakeDue, "take_due", Role::Background),
+        (Self::ChangeDelivery, "change_delivery", Role::Background),
+        (Self::Deliveries, "deliveries", Role::Foreground),
+        (Self::SweepDeliveries, "sweep_deliveries", Role::Background),
     ];
-
-    /// What it tells of an outage.
-    fn role(self) -> Role {
-        match self {
-            Self::Claim | Self::Supersede | Self::Accept => Role::Claims,
-            Self::ExpireLeases => Role::Heartbeat,
-            Self::Settle | Self::Renew | Self::Sweep | Self::Count | Self::SweepEntries => Role::Background,
-            Self::TakeDue | Self::ChangeDelivery | Self::SweepDeliveries => Role::Background,
-            Self::Get | Self::List | Self::Remove | Self::Changes | Self::Adopt | Self::Identities | Self::Ping => {
-                Role::Foreground
-            }
-            Self::Append | Self::Amend | Self::Entries | Self::Deliveries => Role::Foreground,
-        }
-    }
 
     /// The word for it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Claim => "claim",
-            Self::Supersede => "supersede",
-            Self::Settle => "settle",
-            Self::Renew => "renew",
-            Self::ExpireLeases => "expire_leases",
-            Self::Sweep => "sweep",
-            Self::Get => "get",
-            Self::List => "list",
-            Self::Remove => "remove",
-            Self::Count => "count",
-            Self::Changes => "changes",
-            Self::Adopt => "adopt",
-            Self::Identities => "identities",
-            Self::Ping => "ping",
-            Self::Append => "append",
-            Self::Amend => "amend",
-            Self::Entries => "entries",
-            Self::SweepEntries => "sweep_entries",
-            Self::Accept => "accept",
-            Self::TakeDue => "take_due",
-            Self::ChangeDelivery => "change_delivery",
-            Self::Deliveries => "deliveries",
-            Self::SweepDeliveries => "sweep_deliveries",
-        }
+        Self::TABLE[self as usize].1
     }
 }
+
+const _: () = {
+    let mut place = 0;
+    while place < StoreOp::COUNT {
+        assert!(StoreOp::TABLE[place].0 as usize == place, "the table is in the order of the operations");
+        place += 1;
+    }
+};
 
 impl Metered {
     /// Tells `report` which call of `store` ended, how long it took, and why it failed if it did.
@@ -154,7 +125,7 @@ impl Metered {
         store: Arc<dyn Store>,
         report: impl Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync + 'static,
     ) -> Self {
-        let operations = StoreOp::ALL.map(|op| OperationHealth::new(op.as_str(), op.role()));
+        let operations = StoreOp::TABLE.map(|(_, word, role)| OperationHealth::new(word, role));
         let in_flight = Arc::default();
         Self { store, report: Box::new(report), in_flight, health: StoreHealth::default(), operations }
     }
@@ -191,7 +162,8 @@ impl Metered {
 impl OperationsInFlight {
     /// Each operation, and how many callers wait for it now.
     pub fn iter(&self) -> impl Iterator<Item = (StoreOp, usize)> {
-        StoreOp::ALL.into_iter().zip(self.0.iter().map(|count| count.load(Ordering::Relaxed)))
+        let operations = StoreOp::TABLE.into_iter().map(|(op, ..)| op);
+        operations.zip(self.0.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 }
 
