@@ -82,27 +82,28 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    fn code(self) -> &'static str {
+    /// Its code, and its title.
+    fn names(self) -> (&'static str, &'static str) {
         match self {
-            Self::BadRequest => "bad-request",
-            Self::Unauthorized => "unauthorized",
-            Self::Forbidden => "forbidden",
-            Self::NotFound => "not-found",
-            Self::MethodNotAllowed(_) => "method-not-allowed",
-            Self::RequestTimeout => "request-timeout",
-            Self::NotUnknown => "not-unknown",
-            Self::Unreadable => "unreadable",
-            Self::AlreadyQueued => "already-queued",
-            Self::NotConfigured => "not-configured",
-            Self::OutcomeUnknown => "outcome-unknown",
-            Self::RecordChanged => "record-changed",
-            Self::RequestTooLarge => "request-too-large",
-            Self::UnsupportedMediaType => "unsupported-media-type",
-            Self::Throttled(_) => "throttled",
-            Self::Internal => "internal-error",
-            Self::Overloaded => "overloaded",
-            Self::StoreUnavailable => "store-unavailable",
-            Self::NotReady => "not-ready",
+            Self::BadRequest => ("bad-request", "The request is not valid"),
+            Self::Unauthorized => ("unauthorized", "A token is required"),
+            Self::Forbidden => ("forbidden", "The request is refused"),
+            Self::NotFound => ("not-found", "There is nothing here"),
+            Self::MethodNotAllowed(_) => ("method-not-allowed", "The method is not allowed here"),
+            Self::RequestTimeout => ("request-timeout", "The request took too long to arrive"),
+            Self::NotUnknown => ("not-unknown", "The record is not unknown"),
+            Self::Unreadable => ("unreadable", "The record cannot be read here"),
+            Self::AlreadyQueued => ("already-queued", "The request is queued already"),
+            Self::NotConfigured => ("not-configured", "This gate is not configured for it"),
+            Self::OutcomeUnknown => ("outcome-unknown", "The outcome of the request is unknown"),
+            Self::RecordChanged => ("record-changed", "The record has changed"),
+            Self::RequestTooLarge => ("request-too-large", "The request is too large"),
+            Self::UnsupportedMediaType => ("unsupported-media-type", "The content type is not supported"),
+            Self::Throttled(_) => ("throttled", "Too many wrong tokens came from this address"),
+            Self::Internal => ("internal-error", "The request could not be answered"),
+            Self::Overloaded => ("overloaded", "There are too many requests of this sort"),
+            Self::StoreUnavailable => ("store-unavailable", "The store cannot be reached"),
+            Self::NotReady => ("not-ready", "The gate is not ready for this"),
         }
     }
 
@@ -123,30 +124,6 @@ impl Kind {
             Self::Throttled(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Overloaded | Self::StoreUnavailable | Self::NotReady => StatusCode::SERVICE_UNAVAILABLE,
-        }
-    }
-
-    fn title(self) -> &'static str {
-        match self {
-            Self::BadRequest => "The request is not valid",
-            Self::Unauthorized => "A token is required",
-            Self::Forbidden => "The request is refused",
-            Self::NotFound => "There is nothing here",
-            Self::MethodNotAllowed(_) => "The method is not allowed here",
-            Self::RequestTimeout => "The request took too long to arrive",
-            Self::NotUnknown => "The record is not unknown",
-            Self::Unreadable => "The record cannot be read here",
-            Self::AlreadyQueued => "The request is queued already",
-            Self::NotConfigured => "This gate is not configured for it",
-            Self::OutcomeUnknown => "The outcome of the request is unknown",
-            Self::RecordChanged => "The record has changed",
-            Self::RequestTooLarge => "The request is too large",
-            Self::UnsupportedMediaType => "The content type is not supported",
-            Self::Throttled(_) => "Too many wrong tokens came from this address",
-            Self::Internal => "The request could not be answered",
-            Self::Overloaded => "There are too many requests of this sort",
-            Self::StoreUnavailable => "The store cannot be reached",
-            Self::NotReady => "The gate is not ready for this",
         }
     }
 
@@ -212,12 +189,13 @@ pub(super) struct ProblemBody {
 impl From<Problem> for Answer {
     fn from(problem: Problem) -> Self {
         let Problem { kind, detail, members, .. } = problem;
+        let (code, title) = kind.names();
         let body = ProblemBody {
-            r#type: format!("urn:oncegate:problem:{}", kind.code()),
-            title: kind.title(),
+            r#type: format!("urn:oncegate:problem:{code}"),
+            title,
             status: kind.status().as_u16(),
             detail,
-            code: kind.code(),
+            code,
             retryable: kind.retryable(),
             members,
         };
