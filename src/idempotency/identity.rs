@@ -36,6 +36,11 @@ pub struct RecordIdHashers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScopeTag(pub [u8; 8]);
 
+/// The first eight bytes of a digest.
+fn beginning(digest: &[u8; 32]) -> [u8; 8] {
+    std::array::from_fn(|at| digest[at])
+}
+
 /// The beginning of a digest of rules: see [`RecordIdHasher::rules_digest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RulesTag(pub [u8; 8]);
@@ -44,9 +49,7 @@ impl RulesTag {
     /// That of a digest.
     #[must_use]
     pub fn of(digest: &[u8; 32]) -> Self {
-        let mut tag = [0; 8];
-        tag.copy_from_slice(&digest[..8]);
-        Self(tag)
+        Self(beginning(digest))
     }
 }
 
@@ -180,9 +183,7 @@ impl RecordIdHasher {
     pub fn caller(&self, scope: &[ScopePart], caller: Caller<'_>) -> [u8; 8] {
         let mut whole = self.begin(b"oncegate caller 1");
         scope.iter().for_each(|part| drop(part.encode(caller, &mut whole)));
-        let mut digest = [0; 8];
-        digest.copy_from_slice(&self.hash(&whole)[..8]);
-        digest
+        beginning(&self.hash(&whole))
     }
 
     /// The tags of the parts of a scope, but for constants: they find the records of one value of a part, on every route.
@@ -197,9 +198,7 @@ impl RecordIdHasher {
     pub fn scope_tag(&self, part: &ScopePart, caller: Caller<'_>) -> ScopeTag {
         let mut whole = self.begin(b"oncegate scope part 1");
         part.encode(caller, &mut whole);
-        let mut tag = [0; 8];
-        tag.copy_from_slice(&self.hash(&whole)[..8]);
-        ScopeTag(tag)
+        ScopeTag(beginning(&self.hash(&whole)))
     }
 
     /// The first eight bytes of the ids of every record of this key, whatever its namespace and scope.
@@ -207,9 +206,7 @@ impl RecordIdHasher {
     pub fn prefix(&self, key: &Key) -> [u8; 8] {
         let mut out = self.begin(b"oncegate key 1");
         put(&mut out, key.as_str().as_bytes());
-        let mut prefix = [0; 8];
-        prefix.copy_from_slice(&self.hash(&out)[..8]);
-        prefix
+        beginning(&self.hash(&out))
     }
 
     /// The digest of everything but the request that makes the ids of a namespace. Two gates with equal digests
