@@ -23,9 +23,6 @@ use crate::telemetry::spans::Tracer;
 /// How many large bodies may be read back into memory at a time, to be compared as JSON.
 const LARGE_BODIES: usize = 2;
 
-/// How often claims that fail are logged that no outage of the store explains.
-const MINUTE: Duration = Duration::from_secs(60);
-
 /// The digest of the rules that a namespace's identities are made by.
 pub(super) type RulesDigest = [u8; 32];
 
@@ -125,10 +122,10 @@ impl Shared {
             circuits: Circuits::default(),
             queued: ArcSwap::default(),
             large_bodies: Semaphore::new(LARGE_BODIES),
-            late_claims: LogThrottle::every(MINUTE),
-            unreadable: LogThrottle::every(MINUTE),
+            late_claims: LogThrottle::each_minute(),
+            unreadable: LogThrottle::each_minute(),
             unspooled: LogThrottle::default(),
-            same_store: LogThrottle::every(MINUTE),
+            same_store: LogThrottle::each_minute(),
             retired: Arc::default(),
             replaced: ArcSwap::default(),
             newest: ArcSwap::default(),

@@ -22,9 +22,6 @@ pub const DEADLINE: Duration = Duration::from_secs(5);
 /// The largest answer of a collector, in bytes.
 const LARGEST: usize = 1 << 20;
 
-/// How often failures are logged.
-const MINUTE: Duration = Duration::from_secs(60);
-
 /// `[telemetry]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -48,7 +45,7 @@ pub enum Protocol {
 /// Sends what the tracer takes until that is gone and all is sent. What cannot be sent is dropped and counted.
 pub async fn export(settings: Settings, usage: Arc<Usage>, mut spans: Spans, dropped: IntCounter) {
     let collector = Collector { upstream: Upstream::new(settings.host, usage), protocol: settings.protocol };
-    let failures = LogThrottle::every(MINUTE);
+    let failures = LogThrottle::each_minute();
     while let Some((batch, count)) = spans.next().await {
         let sent = timeout(DEADLINE, collector.send(batch)).await;
         let Err(error) = sent.unwrap_or_else(|_| Err("it did not answer in time".to_owned())) else { continue };

@@ -37,6 +37,12 @@ impl LogThrottle {
         Self { apart, seen: Mutex::default() }
     }
 
+    /// With periods of a minute.
+    #[must_use]
+    pub fn each_minute() -> Self {
+        Self::every(Duration::from_secs(60))
+    }
+
     /// Whether this event is to be logged: how many like it were not, in the last 60 periods, since the last that was.
     pub fn due(&self) -> Option<u64> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

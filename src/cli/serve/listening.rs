@@ -20,6 +20,7 @@ use tokio::time::{Instant, timeout};
 
 pub(super) use self::unix::SocketFile;
 use super::Signals;
+use super::opening::REMINDER;
 use crate::admin;
 use crate::cli::http_client::AdminClient;
 use crate::http::socket::{Listen, Listener};
@@ -31,9 +32,6 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// How often to look whether an address is free again.
 const POLL: Duration = Duration::from_millis(200);
-
-/// How often to say that it is waited for.
-const REMINDER: Duration = Duration::from_secs(10);
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 1024;

@@ -28,7 +28,7 @@ const FULL_POLL: Duration = Duration::from_secs(2);
 /// How often to look whether a database can be reached again.
 const REACH_POLL: Duration = Duration::from_secs(1);
 
-/// How often to say that the store is waited for.
+/// How often to say that the store or an address is waited for.
 pub(super) const REMINDER: Duration = Duration::from_secs(10);
 
 /// A store that is ready.

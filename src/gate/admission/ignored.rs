@@ -2,8 +2,6 @@
 //!
 //! A client that sends a key expects that a retry is safe. Where it is not, the answer says so, and so does the log.
 
-use std::time::Duration;
-
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
 use crate::gate::answer::Reply;
@@ -13,9 +11,6 @@ use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::route::Router;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::report::Seen;
-
-/// The shortest time between two log lines on one method and route.
-const APART: Duration = Duration::from_secs(60);
 
 /// The methods whose log lines are counted apart. Clients make up names of methods: all others share one place.
 const METHODS: [Method; 8] = [
@@ -137,7 +132,7 @@ pub(in crate::gate) struct IgnoredLog([LogThrottle; METHODS.len() + 1]);
 
 impl Default for IgnoredLog {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| LogThrottle::every(APART)))
+        Self(std::array::from_fn(|_| LogThrottle::each_minute()))
     }
 }
 
@@ -311,7 +306,7 @@ mod tests {
         let due = |method: &str| log.of(&method.parse().unwrap()).due();
         assert_eq!((due("POST"), due("POST"), due("PUT")), (Some(0), None, Some(0)));
         assert_eq!((due("FOO"), due("BAR")), (Some(0), None));
-        tokio::time::advance(APART).await;
+        tokio::time::advance(std::time::Duration::from_secs(60)).await;
         assert_eq!((due("POST"), due("BAZ")), (Some(1), Some(1)));
     }
 

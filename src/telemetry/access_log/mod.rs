@@ -31,9 +31,6 @@ pub const MAX_BUFFERED: usize = 8 << 20;
 /// How long a change of the file, or the end of the process, waits for what is buffered to be written.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often lost lines are logged.
-const MINUTE: Duration = Duration::from_secs(60);
-
 /// `[access_log]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -82,7 +79,7 @@ impl AccessLog {
             buffers: (0..count).map(|_| buffer()).collect(),
             signal: Signal::default(),
             lost,
-            warned: LogThrottle::every(MINUTE),
+            warned: LogThrottle::each_minute(),
         });
         let writer = Writer::new(Arc::clone(&shared), output);
         let thread = thread::Builder::new().name("access-log".into()).spawn(move || writer.run())?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::output::Output;
-use super::{MINUTE, PATIENCE, Shared, lock};
+use super::{PATIENCE, Shared, lock};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// How long lines gather before they are written together.
@@ -85,7 +85,7 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn new(shared: Arc<Shared>, output: Output) -> Self {
-        Self { shared, output, taken: Vec::new(), written: 0, failures: LogThrottle::every(MINUTE) }
+        Self { shared, output, taken: Vec::new(), written: 0, failures: LogThrottle::each_minute() }
     }
 
     pub(super) fn run(mut self) {
