@@ -63,8 +63,7 @@ pub async fn capture(
         return Ok(Captured::TooLarge(PartialBody { read: Default::default(), incoming, version }));
     }
     // One copy goes to the client, one to the record.
-    let buffer = CountedBuffer::new(memory).with_copies(2).with_floor(UNCOUNTED_BODY);
-    let mut buffer = buffer.with_expected_len(usize::try_from(announced).unwrap_or(0));
+    let mut buffer = CountedBuffer::for_answer(memory, UNCOUNTED_BODY, usize::try_from(announced).unwrap_or(0));
     let mut trailers = None;
     while let Some(frame) = next(&mut incoming, &buffer, &mut tee).await {
         let data = match frame?.into_data() {
@@ -303,8 +302,8 @@ impl ResponseTee {
 
     /// The sender to the client for the rest of the response, if the tee has started.
     #[must_use]
-    pub fn into_sender(mut self) -> Option<Sender> {
-        mem::take(&mut self.sender)
+    pub fn into_sender(self) -> Option<Sender> {
+        self.sender
     }
 }
 

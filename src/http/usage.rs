@@ -103,9 +103,9 @@ impl Usage {
         self.addresses.max.store(limits.max_connections_per_address, Ordering::Relaxed);
     }
 
-    /// A budget of one upstream, which has no metric of its own.
-    pub(super) fn of_upstream(&self, limit: Limit, max: u64) -> Arc<Budget> {
-        Arc::new(Budget::shared(limit, max, Level::default(), &self.metrics, &self.is_fair))
+    /// The budget of one upstream's connections, which has no metric of its own.
+    pub(super) fn of_upstream(&self, max: u64) -> Arc<Budget> {
+        Arc::new(Budget::shared(Limit::UpstreamMaxConnections, max, Level::default(), &self.metrics, &self.is_fair))
     }
 
     /// Counts that a limit was reached.
@@ -360,13 +360,6 @@ impl<'a> Account<'a> {
     }
 }
 
-impl<'a> From<&'a Arc<Budget>> for Account<'a> {
-    /// For no caller.
-    fn from(budget: &'a Arc<Budget>) -> Self {
-        Self::new(budget, None)
-    }
-}
-
 impl Permit {
     /// Counts the permit for a party, where its budget is scarce. Returns false, and counts the refusal, where the party holds
     /// its share.
@@ -414,24 +407,14 @@ pub(super) struct CountedBuffer<'a> {
 }
 
 impl<'a> CountedBuffer<'a> {
-    pub(super) fn new(account: impl Into<Account<'a>>) -> Self {
-        let account = account.into();
+    pub(super) fn new(account: Account<'a>) -> Self {
         Self { first: None, memory: BytesMut::new(), permit: None, account, copies: 1, floor: 0, expected: 0 }
     }
 
-    /// Counts each byte this many times, for copies that will be made of it.
-    pub(super) fn with_copies(self, copies: u64) -> Self {
-        Self { copies, ..self }
-    }
-
-    /// Accepts up to this many bytes even where the budget has no room.
-    pub(super) fn with_floor(self, floor: usize) -> Self {
-        Self { floor, ..self }
-    }
-
-    /// Reserves room for this many bytes as soon as a second frame arrives.
-    pub(super) fn with_expected_len(self, expected: usize) -> Self {
-        Self { expected, ..self }
+    /// Counts each byte twice, for a copy that will be made of it. Accepts `floor` bytes even where the budget has no room, and
+    /// reserves room for those that are `expected` as soon as a second frame arrives.
+    pub(super) fn for_answer(account: Account<'a>, floor: usize, expected: usize) -> Self {
+        Self { copies: 2, floor, expected, ..Self::new(account) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -695,7 +678,7 @@ mod tests {
     #[test]
     fn bytes_are_counted_until_nothing_refers_to_them() {
         let budget = budget(100_000);
-        let mut buffer = CountedBuffer::new(&budget);
+        let mut buffer = CountedBuffer::new(Account::new(&budget, None));
         buffer.push(piece(10_000)).unwrap();
         assert_eq!(budget.used(), 10_000);
         for _ in 0..5 {
@@ -714,19 +697,19 @@ mod tests {
     #[test]
     fn a_small_first_frame_is_not_counted() {
         let budget = budget(UNCOUNTED as u64 + 1);
-        let mut buffer = CountedBuffer::new(&budget);
+        let mut buffer = CountedBuffer::new(Account::new(&budget, None));
         buffer.push(piece(UNCOUNTED)).unwrap();
         assert_eq!(budget.used(), 0);
         buffer.push(piece(1)).unwrap();
         assert_eq!(budget.used(), UNCOUNTED as u64 + 1);
         assert!(buffer.push(piece(1)).is_err());
-        assert!(CountedBuffer::new(&budget).push(piece(UNCOUNTED + 1)).is_err());
+        assert!(CountedBuffer::new(Account::new(&budget, None)).push(piece(UNCOUNTED + 1)).is_err());
     }
 
     #[test]
     fn a_frame_without_room_is_returned_and_the_buffer_is_kept() {
         let budget = budget(25_000);
-        let mut buffer = CountedBuffer::new(&budget);
+        let mut buffer = CountedBuffer::new(Account::new(&budget, None));
         buffer.push(piece(10_000)).unwrap();
         // Not twice as much as there is, but as much as is needed.
         buffer.push(piece(11_000)).unwrap();
@@ -740,7 +723,7 @@ mod tests {
     #[test]
     fn copies_are_counted_separately_and_the_floor_is_always_available() {
         let budget = budget(10);
-        let mut buffer = CountedBuffer::new(&budget).with_copies(2).with_floor(10_000);
+        let mut buffer = CountedBuffer::for_answer(Account::new(&budget, None), 10_000, 0);
         buffer.push(piece(6_000)).unwrap();
         buffer.push(piece(4_000)).unwrap();
         assert_eq!(budget.used(), 20_000);

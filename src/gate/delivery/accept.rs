@@ -238,7 +238,7 @@ impl ProtectedRequest {
                 Ok(Decision::Unknown | Decision::Probe) if matches!(self.policy().recovery, Recovery::Probe(_)) => {
                     return self.tried_again(&record).await;
                 }
-                Ok(decision) => self.permitted_reply(decision, Some(record.until)).await,
+                Ok(decision) => self.permitted_reply(decision, record.until).await,
                 Err(problem) => self.problem(problem),
             },
         })
@@ -273,7 +273,7 @@ impl ProtectedRequest {
             Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => self.accepted_reply("queued", delivery.due_in()),
             Ok(Ok((None, _))) if !is_accepted => return Err(Instead::Run),
             Ok(Ok((_, Some(RecordEntry { record: same, .. })))) if same.version() == record.version() => {
-                self.permitted_reply(Decision::Unknown, Some(record.until)).await
+                self.permitted_reply(Decision::Unknown, record.until).await
             }
             // The other attempt has just ended, or the record has expired.
             Ok(Ok(_)) => return Err(Instead::LookAgain),
@@ -363,7 +363,7 @@ impl ProtectedRequest {
         if policy.scope.has_jwt_claims() {
             gate.reread_jwt_claims(&mut head);
         }
-        let memory = Account::from(&gate.shared.usage.memory);
+        let memory = Account::new(&gate.shared.usage.memory, None);
         let body = Usage::count_body_or_half(memory, taken.body.clone()).map(Buffered::of).ok_or(RETRY_SOON)?;
         let recipe = record.fingerprint.recipe.clone();
         let digest = digest(gate, &recipe, &head, &body).await.map_err(|_| RETRY_SOON)?;

@@ -107,7 +107,7 @@ impl Gate {
         if let Found::Key(key) = &message.key {
             show_key(&mut head.headers, &policy.key.from, key);
         }
-        let memory = Account::from(&self.shared.usage.memory);
+        let memory = Account::new(&self.shared.usage.memory, None);
         let body = Usage::count_body_or_half(memory, message.body.clone()).map(Buffered::of);
         let body = body.ok_or(Disposition::Wait(RETRY_SOON))?;
         let found = match Candidate::new(&head).protect(route, message.key.clone()) {

@@ -18,6 +18,7 @@ use crate::http::body::Body;
 use crate::http::headers::to_upstream;
 use crate::http::problem::Problem;
 use crate::http::upstream::{Error, Reuse, SendContext, Sharing, Upstream};
+use crate::http::usage::Account;
 use crate::idempotency::codec::Answer;
 use crate::idempotency::credential;
 use crate::idempotency::key::KeySource;
@@ -142,7 +143,7 @@ impl<'a> Question<'a> {
         let control = Control::read(&parts.headers);
         let answer = head_of_answer(parts, &self.gate.added)?;
         let kind = (version, answer.status);
-        match capture(body, kind, MAX_ANSWER, (&self.gate.shared.usage.memory).into(), None).await {
+        match capture(body, kind, MAX_ANSWER, Account::new(&self.gate.shared.usage.memory, None), None).await {
             Ok(Captured::Whole { body, trailers, .. }) => {
                 connection.return_to_pool();
                 Ok(Inquired { answer: whole_answer(answer, body, trailers), control })

@@ -51,7 +51,6 @@ use super::headers::has_unambiguous_framing;
 use super::shards;
 use super::socket::GuardedIo;
 use super::usage::Usage;
-use crate::telemetry::limits::Limit;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// How long a connection may have been idle to carry an unprotected request.
@@ -138,7 +137,7 @@ impl Upstream {
 
     fn with(settings: Settings, usage: Arc<Usage>, dial: Option<Arc<dyn Dial>>) -> Self {
         let pool_limit = PoolLimit::new(settings.max_connections);
-        let turns = TurnQueue::new(usage.of_upstream(Limit::UpstreamMaxConnections, settings.max_connections));
+        let turns = TurnQueue::new(usage.of_upstream(settings.max_connections));
         let idle = (0..shards::count()).map(|_| Mutex::default()).collect();
         let http2_pool = Http2Pool::of(&settings);
         let secure = settings.tls.as_ref().map(|tls| TlsConnectors::new(tls, settings.protocol));

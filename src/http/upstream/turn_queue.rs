@@ -92,12 +92,11 @@ mod tests {
     use super::*;
     use crate::http::limits::Limits;
     use crate::http::usage::Usage;
-    use crate::telemetry::limits::Limit;
     use crate::telemetry::metrics::Metrics;
 
     fn queue(max: u64) -> Arc<TurnQueue> {
         let usage = Usage::new(&Limits::default(), &Metrics::new());
-        TurnQueue::new(usage.of_upstream(Limit::UpstreamMaxConnections, max))
+        TurnQueue::new(usage.of_upstream(max))
     }
 
     fn party(last: u8) -> Party {
