@@ -219,7 +219,7 @@ impl ProtectedRequest {
         let (record, now) = self.gate.shared.store.recall(self.id)?;
         match self.decide(&record, now).await {
             Ok(Decision::Supersede) => None,
-            Ok(decision) => Some(self.permitted_reply(decision, Some(record.until)).await),
+            Ok(decision) => Some(self.permitted_reply(decision, record.until).await),
             Err(problem) => Some(self.problem(problem)),
         }
     }

@@ -86,14 +86,14 @@ impl ProtectedRequest {
 
     /// The reply that a decision means, by a record that stands until then, once the upstream has let it through where it is
     /// asked.
-    pub(in crate::gate) async fn permitted_reply(&self, decision: Decision, until: Option<Timestamp>) -> Reply {
+    pub(in crate::gate) async fn permitted_reply(&self, decision: Decision, until: Timestamp) -> Reply {
         if !self.needs_permission(&decision) {
-            return self.reply(decision, until);
+            return self.reply(decision, Some(until));
         }
         // In a box: the future of every protected request would have room for this question.
         match Box::pin(self.reply_without_permission()).await {
             Some(reply) => reply,
-            None => self.reply(decision, until),
+            None => self.reply(decision, Some(until)),
         }
     }
 
