@@ -67,7 +67,8 @@ impl From<ReadError> for body::Error {
 impl From<Incoming> for RequestBody {
     /// The body of an HTTP/1.1 request.
     fn from(incoming: Incoming) -> Self {
-        Self { incoming: Received::of_http1(incoming), timer: None, withheld: None }
+        let incoming = Received { incoming: Some(incoming), reads_rest: false };
+        Self { incoming, timer: None, withheld: None }
     }
 }
 
@@ -82,14 +83,6 @@ struct Received {
 }
 
 impl Received {
-    fn of_http1(incoming: Incoming) -> Self {
-        Self { incoming: Some(incoming), reads_rest: false }
-    }
-
-    fn of_http2(incoming: Incoming) -> Self {
-        Self { incoming: Some(incoming), reads_rest: true }
-    }
-
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
         let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
         Pin::new(incoming).poll_frame(cx)
@@ -135,7 +128,8 @@ impl RequestBody {
             return incoming.into();
         }
         let timer = BodyTimer { limits, usage, since: None, waited: Duration::ZERO, bytes: 0, timer: None };
-        Self { incoming: Received::of_http2(incoming), timer: Some(Box::new(timer)), withheld: None }
+        let incoming = Received { incoming: Some(incoming), reads_rest: true };
+        Self { incoming, timer: Some(Box::new(timer)), withheld: None }
     }
 
     /// The same, without a trailer of this name.

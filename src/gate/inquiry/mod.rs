@@ -83,11 +83,6 @@ impl<'a> Question<'a> {
         Self { gate: &request.gate, upstream, target, headers, sending }
     }
 
-    /// The headers alone, to ask later.
-    pub(super) fn into_headers(self) -> HeaderMap {
-        self.headers
-    }
-
     /// With these headers, and counted for no client. Its connection is its own: those of requests belong to their threads.
     pub(super) fn of_gate(gate: &'a Gate, upstream: &'a Upstream, target: Uri, headers: HeaderMap) -> Self {
         Self { gate, upstream, target, headers, sending: SendContext::default().alone() }

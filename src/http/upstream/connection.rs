@@ -32,9 +32,6 @@ use crate::http::limits::HYPER_MAX_HEADERS;
 /// The maximum number of interim responses to a request.
 pub(super) const MAX_INTERIM: usize = 100;
 
-/// The size of hyper's read buffer. `HeadFilter` refuses larger heads before hyper does.
-const MAX_READ_BUFFER: usize = MAX_HEAD;
-
 /// An open HTTP/1.1 connection. Dropping it closes it at once, even during an exchange.
 pub(super) struct Http1Connection {
     /// `None` once it has ended.
@@ -62,7 +59,8 @@ impl Http1Connection {
             builder.max_headers(max_headers);
         }
         let (sender, connection) = builder
-            .max_buf_size(MAX_READ_BUFFER)
+            // `HeadFilter` refuses larger heads before hyper does.
+            .max_buf_size(MAX_HEAD)
             .handshake(TokioIo::new(HeadFilter::new(stream, Arc::clone(&socket), max_headers)))
             .await
             .map_err(NotSent::Closed)?;

@@ -150,7 +150,7 @@ impl ProtectedRequest {
         let Some(target) = path.target(&self.key, &self.id).filter(|_| path.tells_absence(&self.key)) else {
             return check.checks.pass_turn_on();
         };
-        let headers = Question::of(self, target.clone()).into_headers();
+        let headers = Question::of(self, target.clone()).headers;
         let gate = Arc::downgrade(&self.gate);
         let (check, record, state, index) = (Arc::clone(check), self.id, Arc::clone(&self.state), self.route.upstream);
         tokio::spawn(async move {
