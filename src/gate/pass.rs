@@ -1,4 +1,4 @@
-//! Requests that are not protected: forwarded as they come, streaming both ways.
+//! Requests that are not protected: forwarded as they come, streaming both ways. What they share with attempts is here too.
 
 use std::io;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ use crate::telemetry::outcome::{Code, Outcome};
 /// A body up to this size, in bytes, is awaited before it is sent on.
 const AWAITED: u64 = 64 * 1024;
 
-/// What an unprotected request needs on its way besides itself.
+/// What a request needs on its way besides itself, be it unprotected or an attempt.
 pub(super) struct ForwardOptions<'a> {
     /// Headers that no `Connection` can strip.
     pub(super) kept: &'a [HeaderName],

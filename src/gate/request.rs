@@ -222,12 +222,12 @@ impl Head {
         }
     }
 
-    /// The way of interim answers to the client, where it understands them.
+    /// Sends interim answers to the client; `None` where it does not understand them.
     pub(super) fn interim(&self) -> Option<Interim> {
         self.peer.interim.clone()
     }
 
-    /// The way that it came, for the upstream.
+    /// What the gate adds to it for the upstream.
     pub(super) fn forwarding_info(&self) -> ForwardingInfo<'_> {
         ForwardingInfo {
             peer: PeerInfo {

@@ -23,7 +23,7 @@ pub struct ConnectionMemory {
 
 impl fmt::Debug for ConnectionMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Share").field("unread", &self.unread).finish_non_exhaustive()
+        f.debug_struct("ConnectionMemory").field("unread", &self.unread).finish_non_exhaustive()
     }
 }
 

@@ -91,11 +91,11 @@ fn is_taken_for<'a>(name: &str, configured: impl Iterator<Item = &'a HeaderName>
 
 /// Whether a trailer passes for a reserved field, or for the gate's own, at a server that hands them on as variables.
 pub(super) fn is_reserved_alias(name: &HeaderName, own: Option<&HeaderName>) -> bool {
-    is_taken_for(name.as_str(), FORBIDDEN_TRAILERS.iter().chain(&forwarding::NAMES).chain([&ATTEMPT]).chain(own))
+    is_taken_for(name.as_str(), STRIPPED_TRAILERS.iter().chain(&forwarding::NAMES).chain([&ATTEMPT]).chain(own))
 }
 
-/// Fields that are not allowed as trailers.
-const FORBIDDEN_TRAILERS: [HeaderName; 16] = [
+/// Fields that the gate takes out of trailers.
+const STRIPPED_TRAILERS: [HeaderName; 16] = [
     HeaderName::from_static("x-api-key"),
     HeaderName::from_static("idempotency-key"),
     header::AUTHORIZATION,
@@ -207,7 +207,7 @@ pub fn has_unambiguous_framing(headers: &HeaderMap) -> bool {
 pub fn without_forbidden_fields(mut trailers: HeaderMap) -> HeaderMap {
     trailers.remove(ATTEMPT);
     trailers.remove(CONTROL);
-    for name in forwarding::NAMES.iter().chain(&FORBIDDEN_TRAILERS) {
+    for name in forwarding::NAMES.iter().chain(&STRIPPED_TRAILERS) {
         trailers.remove(name);
     }
     trailers

@@ -98,7 +98,7 @@ impl AttemptToken {
 
 impl fmt::Debug for AttemptToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Attempt(secret)")
+        f.write_str("AttemptToken(secret)")
     }
 }
 

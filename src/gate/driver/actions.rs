@@ -421,7 +421,7 @@ impl ActionExecutor {
         }
     }
 
-    /// The same of what is asked of the store.
+    /// Begins an operation of the store. The notes of the request count how long the store takes for it.
     fn ask_store(&mut self, operation: impl Future<Output = Finished> + Send + 'static) {
         self.asked = Instant::now();
         let notes = self.request.as_ref().and_then(|request| request.head.notes.as_ref());

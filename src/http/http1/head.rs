@@ -77,7 +77,7 @@ pub(super) fn judge_trailers(trailers: &[u8], limits: &Limits) -> Result<(), Fau
         if place >= limits.max_headers {
             return Err(Fault::TooManyHeaders);
         }
-        if FORBIDDEN_TRAILERS.iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden.as_bytes())) {
+        if REFUSED_TRAILERS.iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden.as_bytes())) {
             return Err(FORBIDDEN_TRAILER);
         }
     }
@@ -92,14 +92,14 @@ pub(in crate::http) fn judge_trailer_fields(trailers: &HeaderMap, limits: &Limit
     if size_of_fields(trailers) >= limits.max_header_size.min(MAX_TRAILERS) {
         return Err(Fault::HeadTooLarge);
     }
-    if FORBIDDEN_TRAILERS.iter().any(|forbidden| trailers.contains_key(*forbidden)) {
+    if REFUSED_TRAILERS.iter().any(|forbidden| trailers.contains_key(*forbidden)) {
         return Err(FORBIDDEN_TRAILER);
     }
     Ok(())
 }
 
-/// Fields that a recipient could mistake for header fields.
-const FORBIDDEN_TRAILERS: [&str; 3] = ["content-length", "transfer-encoding", "host"];
+/// Fields that a recipient could mistake for header fields. The gate refuses a request that has one as a trailer.
+const REFUSED_TRAILERS: [&str; 3] = ["content-length", "transfer-encoding", "host"];
 const FORBIDDEN_TRAILER: Fault = Fault::Malformed("a trailer says what only a header may (RFC 9110, 6.5.1)");
 
 /// Lines without their ends. The caller has checked that each ends in CR LF.

@@ -29,7 +29,7 @@ enum State {
 const FIRST: State = State::Head { begin: 0, line: 0, seen: 0 };
 
 impl MessageParser {
-    /// Before the first.
+    /// A parser before the first message of a connection.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self { limits, state: FIRST }

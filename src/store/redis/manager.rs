@@ -66,7 +66,7 @@ struct State {
 
 impl fmt::Debug for ConnectionManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").finish_non_exhaustive()
+        f.debug_struct("ConnectionManager").finish_non_exhaustive()
     }
 }
 
