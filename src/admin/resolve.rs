@@ -26,6 +26,7 @@ use super::precondition::Precondition;
 use super::records::{MAX_REASON, absent, check_optional, find_begun, held, unavailable};
 use crate::idempotency::codec::{self, Content, Head};
 use crate::idempotency::grpc;
+use crate::idempotency::media;
 use crate::idempotency::record::{self, Record, RecordId};
 use crate::store::{Expiry, RecordEntry, Settled, Settlement, deliveries, settle_unless_held};
 
@@ -201,7 +202,7 @@ fn to_call(mut answer: codec::Answer) -> Option<codec::Answer> {
     let of = |name: HeaderName| answer.headers.iter().filter(move |(found, _)| *found == name).map(|(_, value)| value);
     let has_status = of(grpc::STATUS).count() == 1 && of(grpc::STATUS).all(|value| grpc::status(value).is_some());
     let has_type = of(CONTENT_TYPE).next().is_some();
-    if answer.status != StatusCode::OK || !has_status || !of(CONTENT_TYPE).all(grpc::is_media_type) {
+    if answer.status != StatusCode::OK || !has_status || !of(CONTENT_TYPE).all(media::is_grpc) {
         return None;
     }
     if let Some(content) = answer.content.as_mut().filter(|content| !content.body.is_empty()) {

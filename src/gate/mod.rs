@@ -63,8 +63,8 @@ use crate::http::server::{Handler, Known, Peer};
 use crate::http::upgrade::Upgrades;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
-use crate::idempotency::grpc;
 use crate::idempotency::identity::{CallerRules, RecordIdHasher, RecordIdHashers, RulesTag};
+use crate::idempotency::media;
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{OriginId, Store};
@@ -417,7 +417,7 @@ impl Handler for Gate {
             let report = report.map(|report: Report| report.answered(response.status(), None, &[]));
             return response.map(|body| body.with_request_guard(None, None, report));
         }
-        let is_call = grpc::is_call(request.method(), request.headers());
+        let is_call = media::is_grpc_call(request.method(), request.headers());
         let usage = &self.shared.usage;
         let permit = if peer.connection_memory.as_ref().is_some_and(|memory| memory.is_backlogged()) {
             usage.exceeded(Limit::MaxBufferedMemory);

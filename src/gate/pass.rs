@@ -26,7 +26,7 @@ use crate::http::request_body::{BufferError, Buffered, RequestBody};
 use crate::http::upgrade::Upgrade;
 use crate::http::upstream::{Error, NotSent, PooledConnection, Reuse, SendContext, Upstream};
 use crate::http::usage::Account;
-use crate::idempotency::grpc;
+use crate::idempotency::media;
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RequestId;
 use crate::idempotency::scope::Scope;
@@ -286,7 +286,7 @@ async fn exchange(
     let mut over = std::pin::pin!(drain.over());
     let here = Progress::default();
     let progress = progress.unwrap_or(&here);
-    let is_call = grpc::is_call(request.method(), request.headers());
+    let is_call = media::is_grpc_call(request.method(), request.headers());
     let mut answering = std::pin::pin!(upstream.send(request, reuse, &sending));
     loop {
         let deadline = progress.last() + limit;

@@ -22,8 +22,8 @@ use crate::http::upgrade::{Upgrade, Upgrades};
 use crate::http::upstream::Upstream;
 use crate::http::usage::{Budget, Usage};
 use crate::idempotency::codec::{self, AcceptedRequest};
-use crate::idempotency::grpc;
 use crate::idempotency::key::{KeyRule, KeySource};
+use crate::idempotency::media;
 use crate::idempotency::record::RequestId;
 use crate::idempotency::request_time::{RequestTime, RequestTimeFault};
 use crate::idempotency::scope::{Caller, Scope, ScopePart};
@@ -317,7 +317,7 @@ impl Head {
 
     /// Whether it is a gRPC call.
     pub(super) fn is_call(&self) -> bool {
-        grpc::is_call(&self.method, &self.headers)
+        media::is_grpc_call(&self.method, &self.headers)
     }
 
     /// The target as the upstream gets it: path and query, byte for byte.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::idempotency::delivery::Async;
-use crate::idempotency::grpc;
+use crate::idempotency::media;
 use crate::idempotency::policy::{Mode, Policy};
 
 /// Its name.
@@ -42,7 +42,7 @@ pub fn respond_async(headers: &HeaderMap) -> bool {
 #[must_use]
 pub fn is_to_be_accepted(policy: &Policy, method: &Method, headers: &HeaderMap) -> bool {
     policy.mode == Mode::Accept
-        || policy.r#async == Async::Allow && respond_async(headers) && !grpc::is_call(method, headers)
+        || policy.r#async == Async::Allow && respond_async(headers) && !media::is_grpc_call(method, headers)
 }
 
 /// Takes `respond-async` out of `Prefer`: it has been applied, and must not be applied again.

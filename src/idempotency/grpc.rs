@@ -1,9 +1,9 @@
-//! What gRPC says over HTTP: which request is a call, and how a call ended.
+//! What gRPC says over HTTP of how a call ended.
 //!
 //! The source is gRPC's "gRPC over HTTP2" (`PROTOCOL-HTTP2.md`) and "Status codes and their use in gRPC"
 //! (`statuscodes.md`).
 
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderName, HeaderValue};
 
 use super::settle::OutcomeAction;
 
@@ -150,25 +150,6 @@ impl Status {
     }
 }
 
-/// Whether a request is a call: a POST whose type is `application/grpc`, bare or with a suffix such as `+proto`.
-///
-/// `application/grpc-web` is another protocol, whose trailers stand in the body.
-#[must_use]
-pub fn is_call(method: &Method, headers: &HeaderMap) -> bool {
-    // First what tells most requests apart.
-    *method == Method::POST && headers.get(http::header::CONTENT_TYPE).is_some_and(is_media_type)
-}
-
-/// Whether a `Content-Type` is that of calls and their answers.
-#[must_use]
-pub fn is_media_type(value: &HeaderValue) -> bool {
-    const TYPE: &[u8] = b"application/grpc";
-    let media = value.as_bytes();
-    media.len() >= TYPE.len()
-        && media[..TYPE.len()].eq_ignore_ascii_case(TYPE)
-        && matches!(media.get(TYPE.len()), None | Some(b'+' | b';' | b' ' | b'\t'))
-}
-
 /// Whether a body is whole messages: each has a byte that says whether it is compressed, and its length in four bytes.
 #[must_use]
 pub fn are_messages(mut body: &[u8]) -> bool {
@@ -222,29 +203,6 @@ mod tests {
         for text in ["17", "-1", "014", "unavailable", "", " 1"] {
             assert_eq!(Status::parse(text), None, "{text}");
         }
-    }
-
-    #[test]
-    fn calls_are_told_by_their_type() {
-        let is_call = |method: Method, media: &'static str| {
-            let headers = HeaderMap::from_iter([(http::header::CONTENT_TYPE, HeaderValue::from_static(media))]);
-            super::is_call(&method, &headers)
-        };
-        for media in [
-            "application/grpc",
-            "application/grpc+proto",
-            "Application/GRPC+json",
-            "application/grpc; x=y",
-            "application/grpc ;x=y",
-        ] {
-            assert!(is_call(Method::POST, media), "{media}");
-            assert!(!is_call(Method::PUT, media), "{media}");
-        }
-        for media in ["application/grpc-web", "application/grpc-web+proto", "application/grpcx", "application/json", ""]
-        {
-            assert!(!is_call(Method::POST, media), "{media}");
-        }
-        assert!(!super::is_call(&Method::POST, &HeaderMap::new()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! What the head of a request says of its body.
+//! What the head of a request says of its body. A gRPC call says so by the type of its body.
 
-use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method};
 
 /// The type of a body, where one line of `Content-Type` tells it.
 pub(super) struct Media<'a> {
@@ -60,6 +60,25 @@ pub(super) fn is_coded(headers: &HeaderMap) -> bool {
     })
 }
 
+/// Whether a request is a gRPC call: a POST whose type is `application/grpc`, bare or with a suffix such as `+proto`.
+///
+/// `application/grpc-web` is another protocol, whose trailers stand in the body.
+#[must_use]
+pub fn is_grpc_call(method: &Method, headers: &HeaderMap) -> bool {
+    // First what tells most requests apart.
+    *method == Method::POST && headers.get(CONTENT_TYPE).is_some_and(is_grpc)
+}
+
+/// Whether a `Content-Type` is that of gRPC calls and their answers.
+#[must_use]
+pub fn is_grpc(value: &HeaderValue) -> bool {
+    const TYPE: &[u8] = b"application/grpc";
+    let media = value.as_bytes();
+    media.len() >= TYPE.len()
+        && media[..TYPE.len()].eq_ignore_ascii_case(TYPE)
+        && matches!(media.get(TYPE.len()), None | Some(b'+' | b';' | b' ' | b'\t'))
+}
+
 /// Splits a token off the front.
 fn token(text: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let end = text.iter().position(|byte| matches!(byte, b';' | b' ' | b'\t' | b'"')).unwrap_or(text.len());
@@ -82,8 +101,6 @@ pub(super) fn quoted(text: &[u8]) -> Option<(Vec<u8>, &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn headers(content_type: &'static str) -> HeaderMap {
@@ -132,5 +149,25 @@ mod tests {
             assert_eq!(is_coded(&headers), coded, "{text}");
         }
         assert!(!is_coded(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn calls_are_told_by_their_type() {
+        let is_call = |method: Method, media: &'static str| is_grpc_call(&method, &headers(media));
+        for media in [
+            "application/grpc",
+            "application/grpc+proto",
+            "Application/GRPC+json",
+            "application/grpc; x=y",
+            "application/grpc ;x=y",
+        ] {
+            assert!(is_call(Method::POST, media), "{media}");
+            assert!(!is_call(Method::PUT, media), "{media}");
+        }
+        for media in ["application/grpc-web", "application/grpc-web+proto", "application/grpcx", "application/json", ""]
+        {
+            assert!(!is_call(Method::POST, media), "{media}");
+        }
+        assert!(!is_grpc_call(&Method::POST, &HeaderMap::new()));
     }
 }

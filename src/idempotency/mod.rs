@@ -17,7 +17,7 @@ pub mod identity;
 mod json;
 pub mod key;
 pub mod lease;
-mod media;
+pub mod media;
 pub mod message;
 mod multipart;
 mod pointer;

@@ -6,9 +6,9 @@ use crate::config::Resolved;
 use crate::http::headers::{ATTEMPT, OwnHeaders};
 use crate::http::problem::Problem;
 use crate::idempotency::fingerprint::BytewiseReason;
-use crate::idempotency::grpc;
 use crate::idempotency::key::title_case;
 use crate::idempotency::key::{Found, KeyRule, KeySource};
+use crate::idempotency::media;
 use crate::idempotency::policy::Policy;
 use crate::idempotency::request_time::RequestTimeFault;
 use crate::route::Route;
@@ -16,7 +16,7 @@ use crate::telemetry::wall_clock;
 
 /// The status of a problem, as its client gets it.
 pub(super) fn shown_status(problem: &Problem, head: &Parts) -> String {
-    match grpc::is_call(&head.method, &head.headers) {
+    match media::is_grpc_call(&head.method, &head.headers) {
         true => format!("gRPC status {}", problem.call_status().name()),
         false => problem.code.status().as_u16().to_string(),
     }

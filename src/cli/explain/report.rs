@@ -16,8 +16,8 @@ use crate::http::problem::Problem;
 use crate::idempotency::credential::Kind;
 use crate::idempotency::encoding::Hex;
 use crate::idempotency::fingerprint::{BodyComparison, BytewiseReason, Recipe, stands_at};
-use crate::idempotency::grpc;
 use crate::idempotency::key::{Found, KeyRule, KeySource};
+use crate::idempotency::media;
 use crate::idempotency::policy::Mode;
 use crate::idempotency::recovery::without_query_values;
 use crate::idempotency::scope::ScopePart;
@@ -262,7 +262,7 @@ impl Report<'_> {
                 self.line(
                     "protected",
                     match prefer::is_to_be_accepted(policy, method, headers) {
-                        true if grpc::is_call(method, headers) => {
+                        true if media::is_grpc_call(method, headers) => {
                             "yes: it is kept and ended with UNAVAILABLE, and delivered later"
                         }
                         true => "yes: it is kept and answered with 202, and delivered later",

@@ -6,7 +6,7 @@ use crate::gate::request::RefusedHead;
 use crate::http::fault::Fault;
 use crate::http::problem::Problem;
 use crate::http::server::Known;
-use crate::idempotency::grpc;
+use crate::idempotency::media;
 use crate::idempotency::record::RequestId;
 use crate::telemetry::outcome::Code;
 
@@ -29,7 +29,7 @@ impl Gate {
             Known::Head(head) => {
                 let has_key = self.key_places.has_key(&head.method, &head.uri, &head.headers);
                 let reply = self.reply_to_malformed(problem, has_key, id);
-                if grpc::is_call(&head.method, &head.headers) { reply.into_call() } else { reply }
+                if media::is_grpc_call(&head.method, &head.headers) { reply.into_call() } else { reply }
             }
         }
     }
