@@ -6,7 +6,7 @@
 
 #![no_main]
 
-#[path = "../../../src/route/ambiguity/reference.rs"]
+#[path = "../../../src/route/reference.rs"]
 mod reference;
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
-use super::super::tests::{any_route, route as routed};
 use super::reference::{self, Reading};
+use super::tests::{any_route, route as routed};
 use super::*;
 use crate::idempotency::policy::Mode;
 

@@ -1,4 +1,4 @@
-//! A second implementation of `ambiguity`, for tests and fuzzing.
+//! A second implementation of what paths can mean, for tests and fuzzing.
 
 use std::sync::LazyLock;
 
