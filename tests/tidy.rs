@@ -180,7 +180,7 @@ fn the_architecture_page_names_what_exists() {
 
 /// The most that a change may leave: lower them as the walk gets shorter. The targets are 45 files, 20 crossings and 12 file
 /// changes.
-const MOST_FILES: usize = 58;
+const MOST_FILES: usize = 57;
 const MOST_CROSSINGS: usize = 44;
 const MOST_FILE_CHANGES: usize = 12;
 

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::answer::{Answer, empty, with_body};
 use crate::http::headers::is_known;
-use crate::idempotency::encoding::Hex;
+use crate::idempotency::record::Hex;
 
 /// A file of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::answer::{Kind, Problem};
 use crate::http::headers::members;
-use crate::idempotency::encoding::Hex;
+use crate::idempotency::record::Hex;
 use crate::store::RecordEntry;
 
 /// What a request demands of the record that it is to change.

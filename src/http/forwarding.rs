@@ -12,8 +12,7 @@ use http::header::FORWARDED;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
 
-use crate::idempotency::encoding::write_hex;
-use crate::idempotency::record::RequestId;
+use crate::idempotency::record::{RequestId, write_hex};
 use crate::telemetry::spans::{Parent, SpanContext};
 
 /// `X-Forwarded-For`

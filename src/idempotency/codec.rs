@@ -54,9 +54,9 @@ use http::header::CONTENT_LENGTH;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use super::credential::Proof;
-use super::encoding::{put, put_count};
 use super::fingerprint::{BodyForm, Fingerprint, Pointer, Recipe};
 use super::key::Key;
+use super::record::{put, put_count};
 
 pub use accepted::AcceptedRequest;
 pub use details::Details;

@@ -28,9 +28,9 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderName;
 use http::header::{AUTHORIZATION, COOKIE};
 
-use super::encoding::{put, put_count};
 use super::json;
 use super::pointer::Pointer;
+use super::record::{put, put_count};
 use super::scope::{Caller, basic_user, credentials};
 
 /// The headers that credentials are read from.

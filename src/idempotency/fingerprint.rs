@@ -2,11 +2,11 @@
 
 use http::{HeaderMap, HeaderName, Method, Uri};
 
-use super::encoding::{put, put_count, sha256};
 use super::json::{self, Fault};
 use super::media::{self, Media};
 use super::multipart;
 pub use super::pointer::Pointer;
+use super::record::{put, put_count, sha256};
 
 /// How a body enters a fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,9 @@ use sha2::Sha256;
 
 use super::codec::put_recipe;
 use super::credential::Proof;
-use super::encoding::{put, put_count, sha256};
 use super::fingerprint::Recipe;
 use super::key::{Key, KeyRule, KeySource};
-use super::record::RecordId;
+use super::record::{RecordId, put, put_count, sha256};
 use super::scope::{Caller, ScopePart};
 
 /// Makes ids: SHA-256, or HMAC-SHA-256 where a secret is set, so that ids cannot be guessed from keys.

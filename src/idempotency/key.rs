@@ -5,10 +5,10 @@ use std::fmt;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
-use super::encoding::{Hex, put, sha256};
 use super::fingerprint::Pointer;
 use super::json::{self, Fault};
 use super::media::{self, Media};
+use super::record::{Hex, put, sha256};
 
 pub use template::Template;
 

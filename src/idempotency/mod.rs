@@ -8,7 +8,6 @@ pub mod credential;
 pub mod decide;
 pub mod delivery;
 pub mod description;
-pub mod encoding;
 pub mod fingerprint;
 #[cfg(test)]
 mod golden;

@@ -7,8 +7,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::encoding::put;
 use super::identity::RecordIdHasher;
+use super::record::put;
 use super::scope::{Caller, Scope};
 
 /// How many new keys each caller may claim.

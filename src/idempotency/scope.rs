@@ -14,8 +14,8 @@ use x509_cert::der::{Decode as _, Encode as _};
 use x509_cert::ext::pkix::SubjectAltName;
 
 use super::credential::Credential;
-use super::encoding::{put, put_count};
 use super::key::title_case;
+use super::record::{put, put_count};
 use super::token::{ClaimValue, TokenClaims};
 
 /// A scope: its parts in order, and which of them a request may lack.

@@ -14,11 +14,11 @@ use crate::gate::describe::explain::{Explanation, Fate, Handling, Identified, Un
 use crate::http::prefer;
 use crate::http::problem::Problem;
 use crate::idempotency::credential::Kind;
-use crate::idempotency::encoding::Hex;
 use crate::idempotency::fingerprint::{BodyComparison, BytewiseReason, Recipe, stands_at};
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::media;
 use crate::idempotency::policy::Mode;
+use crate::idempotency::record::Hex;
 use crate::idempotency::recovery::without_query_values;
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Ambiguous, Route, RouteMatch};

@@ -24,9 +24,8 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, Version};
 
 use super::{PLAIN, Unreadable, VERSION, fields, open, put_fields};
-use crate::idempotency::encoding::put;
 use crate::idempotency::key::Key;
-use crate::idempotency::record::RequestId;
+use crate::idempotency::record::{RequestId, put};
 use crate::idempotency::scope::ClientCertificate;
 
 /// A request that is delivered later, without its body.

@@ -17,7 +17,7 @@ use super::lineage::Lineage;
 use super::session::{CallError, Cancel, Query, ServerMessages, Session, spawn_driver};
 use super::tls::Encryptor;
 use super::{Settings, hosts};
-use crate::idempotency::encoding::Hex;
+use crate::idempotency::record::Hex;
 
 /// How long a connection may take from its beginning until it is known to work, besides the time to reach the server.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

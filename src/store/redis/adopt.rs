@@ -11,8 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::listing::{self, Scan};
 use super::record::{self, Unreadable};
 use super::{Redis, error, keys, number, unexpected_reply};
-use crate::idempotency::encoding::write_hex;
-use crate::idempotency::record::{RecordId, Timestamp};
+use crate::idempotency::record::{RecordId, Timestamp, write_hex};
 use crate::store::adoption::{self, NamespacePeriod};
 use crate::store::{
     Error, ErrorKind, IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Origin, RulesPeriod, lifecycle,

@@ -10,7 +10,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error as SqlError, IsolationLevel, Row};
 
 use super::{Lists, slices};
-use crate::idempotency::encoding::Hex;
+use crate::idempotency::record::Hex;
 use crate::store::postgres::connect::Connector;
 use crate::store::postgres::layout::Database;
 use crate::store::postgres::ranges::Range;
