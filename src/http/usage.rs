@@ -10,7 +10,6 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
@@ -87,7 +86,7 @@ impl Usage {
             refusals: Refusals::new(limits.max_connections),
             metrics,
             is_fair,
-            broken_http2: LogThrottle::every(Duration::from_secs(60)),
+            broken_http2: LogThrottle::each_minute(),
         })
     }
 
