@@ -15,7 +15,7 @@ use crate::config;
 use crate::idempotency::recovery::Finding;
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
-use crate::store::metered::StoreOp;
+use crate::store::metered::{OperationsInFlight, StoreOp};
 use crate::store::sealed::CountByKey;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::Metrics;
@@ -149,11 +149,7 @@ fn every_word_of_a_label_is_in_the_docs() {
     let outcomes = Outcome::ALL.map(Outcome::as_str);
     let kinds = ErrorKind::ALL.map(ErrorKind::as_str);
     let words = Limit::ALL.map(Limit::as_str).into_iter().chain(CacheResult::ALL.map(CacheResult::as_str));
-    let source = include_str!("../store/metered.rs");
-    let word_of = |line: &str| {
-        Some(line.trim().strip_prefix("Self::")?.split_once(" => \"")?.1.trim_end_matches("\",").to_owned())
-    };
-    let operations: Vec<String> = source.lines().filter_map(word_of).collect();
+    let operations: Vec<&str> = OperationsInFlight::default().iter().map(|(operation, _)| operation.as_str()).collect();
     assert_eq!(operations.len(), StoreOp::COUNT, "{operations:?}");
     for operation in operations {
         assert!(
