@@ -75,10 +75,32 @@ fn kind(error: &RedisError) -> ErrorKind {
 /// The message of an error. Servers quote commands in theirs, but never their values.
 pub(super) fn message(error: &RedisError) -> String {
     match (code(error), error.detail()) {
-        (Some(code), _) => format!("it says {code}"),
+        (Some(code), _) => match meaning(code) {
+            Some(meaning) => format!("it says {code}: {meaning}"),
+            None => format!("it says {code}"),
+        },
         (None, Some(detail)) => detail.to_owned(),
         (None, None) => error.to_string(),
     }
+}
+
+/// What the code of a server's error tells an operator.
+fn meaning(code: &str) -> Option<&'static str> {
+    Some(match code {
+        "OOM" => "its memory is full (maxmemory)",
+        "MISCONF" => "it cannot save to its disk, and takes no writes meanwhile",
+        "READONLY" => "it is a replica",
+        "MASTERDOWN" => "it is a replica that has lost its primary",
+        "NOREPLICAS" => "it has fewer replicas than min-replicas-to-write asks for",
+        "CLUSTERDOWN" => "no node of its cluster serves some of the slots",
+        "LOADING" => "it is still loading its data",
+        "BUSY" | "UNKILLABLE" => "a script keeps it busy",
+        "NOAUTH" => "it asks for a password, and the gate has none for it",
+        "WRONGPASS" => "the user or the password is wrong, or the user is off",
+        "NOPERM" => "its ACL does not allow this to the user of the gate",
+        "WRONGTYPE" => "another program has written to a key of oncegate",
+        _ => return None,
+    })
 }
 
 /// The code of a server's error. Before 7.0, an error within a script is wrapped in another.
@@ -174,6 +196,9 @@ mod tests {
             let error = of_write(&response(line));
             assert!(matches!(&error, Error::Determinate(cause) if cause.kind == kind), "{line}: {error:?}");
         }
+        let said = message(&response("NOPERM this user has no permissions to run the 'evalsha' command"));
+        assert_eq!(said, "it says NOPERM: its ACL does not allow this to the user of the gate");
+        assert_eq!(message(&response("MOVED 3999 127.0.0.1:6381")), "it says MOVED");
     }
 
     #[test]
