@@ -330,6 +330,9 @@ impl Taken {
     }
 }
 
+/// The longest guess at when an overdue delivery is attempted.
+const LONGEST_GUESS: Duration = Duration::from_secs(60);
+
 impl Delivery {
     /// Whether it was given up.
     #[must_use]
@@ -343,6 +346,16 @@ impl Delivery {
         match self.state {
             DeliveryState::Queued { due } => due.since(self.now),
             DeliveryState::Dead { .. } => Duration::ZERO,
+        }
+    }
+
+    /// How long its next attempt is likely to be away, from when it was read: until it is due. One that is overdue waits for a worker, or
+    /// for its route to go on: a guess is half the time that it has waited, and a minute at most. No time where it was given up.
+    #[must_use]
+    pub fn expected_in(&self) -> Duration {
+        match self.state {
+            DeliveryState::Queued { due } if due < self.now => (self.now.since(due) / 2).min(LONGEST_GUESS),
+            _ => self.due_in(),
         }
     }
 
@@ -443,4 +456,32 @@ pub async fn remove_completed(
         }
     }
     Ok(page.next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Its client is not to ask each second while a route is paused.
+    #[test]
+    fn an_overdue_delivery_is_expected_later_the_longer_it_has_waited() {
+        let at = |state, now| Delivery {
+            id: RecordId([1; 32]),
+            token: AttemptToken([2; 16]),
+            sequence: Sequence(3),
+            origin: None,
+            lane: Lane(4),
+            accepted_at: Timestamp(0),
+            queued_at: Timestamp(0),
+            state,
+            attempts: 0,
+            head: Bytes::new(),
+            note: None,
+            now: Timestamp(now),
+        };
+        let queued = |now| at(DeliveryState::Queued { due: Timestamp(10_000) }, now).expected_in().as_millis();
+        let expected = [7_000, 10_000, 10_900, 16_000, 40_000, 9_000_000].map(queued);
+        assert_eq!(expected, [3_000, 0, 450, 3_000, 15_000, 60_000]);
+        assert_eq!(at(DeliveryState::Dead { until: Timestamp(10_000) }, 40_000).expected_in(), Duration::ZERO);
+    }
 }

@@ -220,7 +220,9 @@ impl ProtectedRequest {
         Ok(match known {
             Known::Accepted => self.accepted_reply("queued", Duration::ZERO),
             Known::Queued(delivery) => match self.is_retry_of(&delivery.head).await {
-                Ok(None) => self.accepted_reply(if delivery.is_dead() { DEAD } else { "queued" }, delivery.due_in()),
+                Ok(None) => {
+                    self.accepted_reply(if delivery.is_dead() { DEAD } else { "queued" }, delivery.expected_in())
+                }
                 Ok(Some(decision)) => self.reply(decision, None),
                 Err(problem) => self.problem(problem),
             },
@@ -270,7 +272,7 @@ impl ProtectedRequest {
             Ok((delivery, store.get(self.id).await?))
         };
         Ok(match timeout_at(self.store_deadline(), finding).await {
-            Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => self.accepted_reply("queued", delivery.due_in()),
+            Ok(Ok((Some(delivery), _))) if !delivery.is_dead() => self.accepted_reply("queued", delivery.expected_in()),
             Ok(Ok((None, _))) if !is_accepted => return Err(Instead::Run),
             Ok(Ok((_, Some(RecordEntry { record: same, .. })))) if same.version() == record.version() => {
                 self.permitted_reply(Decision::Unknown, record.until).await
@@ -289,14 +291,14 @@ impl ProtectedRequest {
         Ok(difference(is_same, head.proof.as_ref(), self.proof.as_ref()))
     }
 
-    /// The 202. `due_in` is the time until the next attempt.
-    fn accepted_reply(&self, state: &'static str, due_in: Duration) -> Reply {
+    /// The 202. `expected_in` is the time until the next attempt.
+    fn accepted_reply(&self, state: &'static str, expected_in: Duration) -> Reply {
         let location = request_status::path_of(self.id);
         let document = json!({ "id": self.id.to_string(), "state": state, "status": location });
         let mut response = Response::new(Body::full(document.to_string().into()));
         *response.status_mut() = StatusCode::ACCEPTED;
         let headers = response.headers_mut();
-        let wait = self.state.estimator.remaining(Duration::ZERO, self.timeout()).max(due_in);
+        let wait = self.state.estimator.remaining(Duration::ZERO, self.timeout()).max(expected_in);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         // What is given up stays so: nothing is to be waited for.

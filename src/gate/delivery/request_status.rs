@@ -270,16 +270,16 @@ impl Gate {
             document["status"] = answer.status.as_u16().into();
             document["expires_at"] = rfc3339(record.until).into();
         }
-        let due_in = found.delivery.as_ref().filter(|_| progress == DeliveryProgress::Queued);
-        let due_in = due_in.map_or(Duration::ZERO, Delivery::due_in);
-        Ok(Reply::new(Outcome::Accepted, self.document(route, progress, due_in, &document)))
+        let expected_in = found.delivery.as_ref().filter(|_| progress == DeliveryProgress::Queued);
+        let expected_in = expected_in.map_or(Duration::ZERO, Delivery::expected_in);
+        Ok(Reply::new(Outcome::Accepted, self.document(route, progress, expected_in, &document)))
     }
 
     fn document(
         &self,
         route: &Route,
         progress: DeliveryProgress,
-        due_in: Duration,
+        expected_in: Duration,
         document: &Value,
     ) -> Response<Body> {
         let mut response = Response::new(Body::full(document.to_string().into()));
@@ -288,7 +288,8 @@ impl Gate {
         headers.insert(VARY, HeaderValue::from_name(ACCEPT));
         if matches!(progress, DeliveryProgress::Queued | DeliveryProgress::InFlight) {
             let wait = self.states[&route.name].estimator.remaining(Duration::ZERO, route.policy.deliver.timeout);
-            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait.max(due_in).max(SHORTEST_RETRY_AFTER))));
+            headers
+                .insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait.max(expected_in).max(SHORTEST_RETRY_AFTER))));
         }
         response
     }
