@@ -61,6 +61,8 @@ pub(super) enum Kind {
     NotUnknown,
     /// The record cannot be read by this gate, so its retries would not get an answer.
     Unreadable,
+    /// A transaction of its upstream holds the record.
+    Held,
     /// The accepted request is not dead, so that there is nothing to retry.
     AlreadyQueued,
     /// The configuration has nothing that it could be done with.
@@ -93,6 +95,7 @@ impl Kind {
             Self::RequestTimeout => ("request-timeout", "The request took too long to arrive"),
             Self::NotUnknown => ("not-unknown", "The record is not unknown"),
             Self::Unreadable => ("unreadable", "The record cannot be read here"),
+            Self::Held => ("held", "A transaction holds the record"),
             Self::AlreadyQueued => ("already-queued", "The request is queued already"),
             Self::NotConfigured => ("not-configured", "This gate is not configured for it"),
             Self::OutcomeUnknown => ("outcome-unknown", "The outcome of the request is unknown"),
@@ -115,9 +118,12 @@ impl Kind {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::NotUnknown | Self::Unreadable | Self::AlreadyQueued | Self::NotConfigured | Self::OutcomeUnknown => {
-                StatusCode::CONFLICT
-            }
+            Self::NotUnknown
+            | Self::Unreadable
+            | Self::Held
+            | Self::AlreadyQueued
+            | Self::NotConfigured
+            | Self::OutcomeUnknown => StatusCode::CONFLICT,
             Self::RecordChanged => StatusCode::PRECONDITION_FAILED,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -131,7 +137,12 @@ impl Kind {
     fn retryable(self) -> bool {
         matches!(
             self,
-            Self::StoreUnavailable | Self::RequestTimeout | Self::Overloaded | Self::NotReady | Self::Throttled(_)
+            Self::Held
+                | Self::StoreUnavailable
+                | Self::RequestTimeout
+                | Self::Overloaded
+                | Self::NotReady
+                | Self::Throttled(_)
         )
     }
 
@@ -162,7 +173,7 @@ impl Problem {
 
     /// Whether the record is not what the request expects; the store is well.
     pub(super) fn is_about_the_record(&self) -> bool {
-        matches!(self.kind, Kind::NotUnknown | Kind::Unreadable | Kind::NotFound | Kind::AlreadyQueued)
+        matches!(self.kind, Kind::NotUnknown | Kind::Unreadable | Kind::Held | Kind::NotFound | Kind::AlreadyQueued)
     }
 }
 

@@ -21,7 +21,7 @@ use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, json};
 use super::api;
 use super::audit::{self, AuditEvent, Outcome};
-use super::records::{check_optional, check_reason, held, silence, unavailable};
+use super::records::{check_not_held, check_optional, check_reason, silence, unavailable};
 use super::resolve::{Resolution, from_object, receive, wrong_body};
 use super::scope::sift;
 use super::wanted::{Selection, Wanted, begins, parse_time};
@@ -29,7 +29,7 @@ use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
 use crate::store::deliveries::{Sequence, remove_of};
-use crate::store::{Filter, RecordEntry, Settled, Settlement, Store, settle_unless_held};
+use crate::store::{Filter, RecordEntry, Settled, Settlement, Store};
 use crate::telemetry::rfc3339;
 
 /// How many records are looked for at once, and changed before the time is looked at again.
@@ -357,6 +357,9 @@ impl<'a> Bulk<'a> {
 /// Removes a record with the request that was accepted for it, which would run again without the record. What a later request
 /// with its key has in the store stays.
 pub(super) async fn purge_one(store: &dyn Store, found: &RecordEntry) -> Result<bool, Problem> {
+    if found.record.state != record::State::Completed {
+        check_not_held(store, found.id).await?;
+    }
     remove_of(store, found).await.map_err(unavailable)?;
     remove_unchanged(store, found).await
 }
@@ -366,8 +369,7 @@ async fn remove_unchanged(store: &dyn Store, found: &RecordEntry) -> Result<bool
     let RecordEntry { id, record, .. } = found;
     match record.state {
         record::State::InFlight | record::State::Unknown => {
-            let released = settle_unless_held(store, *id, record.attempt, Settlement::Release).await;
-            let released = released.map_err(unavailable)?.ok_or_else(held)?;
+            let released = store.settle(*id, record.attempt, Settlement::Release).await.map_err(unavailable)?;
             Ok(matches!(released, Settled::Done { .. }))
         }
         // Not a release: `remove` also has the caches forget the record.

@@ -303,12 +303,11 @@ pub(super) fn do_not_answer(silent: &[Arc<str>]) -> String {
     format!("a database of the store does not answer: {}", silent.join(", "))
 }
 
-/// A record that the transaction of an upstream holds.
-pub(super) fn held() -> Problem {
-    let detail = "another transaction has held the record for 10 s, so this was given up: an upstream that called oncegate.complete() or \
-                  oncegate.assert_current() has not ended its transaction. Ask again when it has ended, or end it with pg_terminate_backend()";
-    let held = "another transaction holds the record";
-    Kind::StoreUnavailable.because(detail).caused_by(Error::determinate(ErrorKind::Timeout, held))
+/// Refuses the end of a record that the transaction of an upstream holds: it would have to wait for that transaction, without a limit.
+pub(super) async fn check_not_held(store: &dyn Store, id: RecordId) -> Result<(), Problem> {
+    let detail = "the upstream has called oncegate.complete() or oncegate.assert_current() for the record, and its transaction is still \
+                  open: ask again when it has ended, or end it with pg_terminate_backend()";
+    if store.is_held(id).await.map_err(unavailable)? { Err(Kind::Held.because(detail)) } else { Ok(()) }
 }
 
 pub(super) fn absent() -> Problem {

@@ -23,12 +23,12 @@ use super::answer::{Answer, Kind, Problem};
 use super::audit::AuditEvent;
 use super::forms;
 use super::precondition::Precondition;
-use super::records::{MAX_REASON, absent, check_optional, find_begun, held, unavailable};
+use super::records::{MAX_REASON, absent, check_not_held, check_optional, find_begun, unavailable};
 use crate::idempotency::codec::{self, Content, Head};
 use crate::idempotency::grpc;
 use crate::idempotency::media;
 use crate::idempotency::record::{self, Record, RecordId};
-use crate::store::{Expiry, RecordEntry, Settled, Settlement, deliveries, settle_unless_held};
+use crate::store::{Expiry, RecordEntry, Settled, Settlement, deliveries};
 
 /// Largest body, in bytes: it carries an answer in base64.
 const MAX_BODY: usize = 32 * 1024 * 1024;
@@ -180,8 +180,8 @@ impl Resolution {
             }
         };
         // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
-        let settled = settle_unless_held(&**state.opened()?, *id, record.attempt, end).await.map_err(unavailable)?;
-        match settled.ok_or_else(held)? {
+        check_not_held(&**state.opened()?, *id).await?;
+        match state.opened()?.settle(*id, record.attempt, end).await.map_err(unavailable)? {
             // A completed request has its answer, so its delivery ends. A released one keeps its delivery, for a retry.
             Settled::Done { .. } => {
                 if matches!(self, Self::Complete { .. })

@@ -130,16 +130,15 @@ fn move_between(args: MigrateArgs) -> anyhow::Result<ExitCode> {
         for (flag, (name, settings)) in all.iter().flatten() {
             migrate(settings).await.map_err(|error| explained(flag, name, &error))?;
         }
-        let mut has_begun = false;
         let mut say = |said: String| {
-            has_begun = true;
             // What cannot be said is done all the same.
             let _ = print(&format!("{said}\n"));
         };
         let moved = move_records(&Move { from, to, is_preparation: args.prepare }, &mut say).await;
-        moved.map_err(|error| match has_begun {
-            true => anyhow!("{error}\n  hint: what was moved is moved; run the same command again to go on"),
-            false => anyhow!("{error}"),
+        moved.map_err(|error| match error {
+            // Refused before anything was done.
+            OpenError::Layout(_) => anyhow!("{error}"),
+            _ => anyhow!("{error}\n  hint: what was moved is moved; run the same command again to go on"),
         })
     })?;
     Ok(ExitCode::SUCCESS)

@@ -420,7 +420,7 @@ const READABLE: u8 = b'u';
 /// The user of Basic credentials, marked.
 ///
 /// Credentials that cannot be read stand for themselves: the service behind may read them by laxer rules, and two of
-/// its users must not become one.
+/// its users must not become one. A scope that requires a user refuses them.
 pub(super) fn basic_user(credentials: &[u8]) -> Vec<u8> {
     let (mark, user) = match user(credentials) {
         Some(user) => (READABLE, user),

@@ -143,6 +143,13 @@ impl Metered {
         self
     }
 
+    /// Says that it is one of several databases of a store.
+    #[must_use]
+    pub fn with_others(mut self) -> Self {
+        self.health.has_others = true;
+        self
+    }
+
     async fn timed<T>(&self, op: StoreOp, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let in_flight = InFlight::new(&self.in_flight.0[op as usize]);
         let began = Instant::now();
@@ -256,6 +263,10 @@ impl Store for Metered {
 
     async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error> {
         self.timed(StoreOp::Get, self.store.get(id)).await
+    }
+
+    async fn is_held(&self, id: RecordId) -> Result<bool, Error> {
+        self.store.is_held(id).await
     }
 
     async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {

@@ -50,7 +50,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::broadcast;
-use tokio::time::timeout;
 
 use crate::idempotency::record::{AttemptToken, Record, RecordId, Timestamp, Version};
 
@@ -139,6 +138,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// The record of an id.
     async fn get(&self, id: RecordId) -> Result<Option<RecordEntry>, Error>;
+
+    /// Whether a transaction holds the record of an id that is not the store's own: one of an upstream that has called `complete()` or
+    /// `assert_current()` on PostgreSQL. [`Store::settle`] waits until it has ended.
+    async fn is_held(&self, _id: RecordId) -> Result<bool, Error> {
+        Ok(false)
+    }
 
     /// Records that pass `filter`, newest first: by when they were claimed, and those of the same millisecond by their ids,
     /// the greatest first. At most `limit` (at least 1) after `after`, without their answers. A page may hold fewer, or
@@ -449,20 +454,6 @@ impl Error {
             Self::Determinate(cause) | Self::Indeterminate(cause) => cause,
         }
     }
-}
-
-/// How long an end that is not the attempt's own waits for a transaction that holds its record.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Ends the attempt of another, as [`Store::settle`] does, but leaves a record alone that a transaction holds for longer than 10 s: on
-/// PostgreSQL, one of an upstream that has called `complete()` or `assert_current()`. `None` where it was given up for that.
-pub async fn settle_unless_held(
-    store: &dyn Store,
-    id: RecordId,
-    attempt: AttemptToken,
-    end: Settlement,
-) -> Result<Option<Settled>, Error> {
-    timeout(PATIENCE, store.settle(id, attempt, end)).await.ok().transpose()
 }
 
 impl RecordEntry {

@@ -44,6 +44,8 @@ pub(super) struct OperationHealth {
 pub(super) struct StoreHealth {
     /// The name of the database.
     pub(super) database: Option<Arc<str>>,
+    /// Whether the store has others, too.
+    pub(super) has_others: bool,
     is_out: AtomicBool,
     outage: Mutex<Option<Outage>>,
     /// How many claims have worked.
@@ -113,19 +115,16 @@ impl StoreHealth {
         match self.after_failure(operation, error.cause().kind) {
             Some(Report::OutageBegan) => {
                 let fate = "get 503 store-unavailable, and routes with store_failure = `forward` run them unprotected";
-                match database {
-                    Some(_) => tracing::error!(
-                        database,
-                        operation = name,
-                        %error,
-                        "one database of the store fails: until it works again, requests whose keys are there {fate}"
-                    ),
-                    None => tracing::error!(
-                        operation = name,
-                        %error,
-                        "the store fails: until it works again, requests with a key {fate}"
-                    ),
-                }
+                let (what, whose) = match self.has_others {
+                    true => ("one database of the store", "whose keys are there"),
+                    false => ("the store", "with a key"),
+                };
+                tracing::error!(
+                    database,
+                    operation = name,
+                    %error,
+                    "{what} fails: until it works again, requests {whose} {fate}"
+                );
             }
             Some(_) => {
                 tracing::warn!(database, operation = name, %error, "an operation of the store fails; trying again")

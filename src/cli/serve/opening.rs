@@ -172,8 +172,9 @@ async fn open_databases(
     let servers: Vec<String> = settings.iter().map(config::Postgres::servers).collect();
     let open = async || {
         let (calls, up) = (metrics.clone(), metrics.clone());
-        let wrap =
-            move |store: Postgres, name| Arc::new(metered(Arc::new(store), &calls).named(name)) as Arc<dyn Store>;
+        let wrap = move |store: Postgres, name| {
+            Arc::new(metered(Arc::new(store), &calls).named(name).with_others()) as Arc<dyn Store>
+        };
         let observe = move |name: &str, is_up| up.database_up(name, is_up);
         databases::open(settings.to_vec(), Box::new(wrap), Box::new(observe)).await
     };

@@ -16,7 +16,7 @@ use crate::idempotency::codec::Head;
 use crate::idempotency::record::{RecordId, State};
 use crate::idempotency::recovery::{Finding, Probe, Recovery};
 use crate::route::Route;
-use crate::store::{Error, Filter, RecordEntry, Settled, Settlement, deliveries, settle_unless_held};
+use crate::store::{Error, Filter, RecordEntry, Settled, Settlement, deliveries};
 
 /// How often to look whether a route is due.
 const TICK: Duration = Duration::from_millis(500);
@@ -159,9 +159,11 @@ impl Gate {
             Finding::Unclear => None,
         };
         if let Some(end) = end {
-            let settled = settle_unless_held(&**store, id, record.attempt, end).await.map_err(Stopped::Store)?;
-            // The transaction of its upstream says how it ends.
-            let Some(settled) = settled else { return Ok(()) };
+            // The transaction of its upstream says how it ends, and others need not wait for that.
+            if store.is_held(id).await.map_err(Stopped::Store)? {
+                return Ok(());
+            }
+            let settled = store.settle(id, record.attempt, end).await.map_err(Stopped::Store)?;
             reconciled(state, id, probed.finding, &settled);
             // What ran is not delivered any more. What did not is tried again when an operator says so.
             if probed.finding == Finding::Done && matches!(settled, Settled::Done { .. }) {

@@ -390,6 +390,10 @@ impl Store for Cached {
         self.inner.get(id).await
     }
 
+    async fn is_held(&self, id: RecordId) -> Result<bool, Error> {
+        self.inner.is_held(id).await
+    }
+
     async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.inner.list(filter, after, limit).await
     }

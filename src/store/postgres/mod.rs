@@ -86,6 +86,9 @@ const MAX_BACKOFF: Duration = Duration::from_millis(500);
 const REMOVE: &str = "SELECT oncegate.remove_v1(id) FROM \
     (SELECT id FROM oncegate.record WHERE id = $1 AND attempt = $2 FOR UPDATE NOWAIT) AS own";
 
+/// The function also says so of a record that is not there.
+const IS_HELD: &str = "SELECT EXISTS (SELECT FROM oncegate.record WHERE id = $1) AND oncegate.is_held_v1($1)";
+
 /// The settings of a PostgreSQL store.
 #[derive(Clone)]
 pub struct Settings {
@@ -403,6 +406,12 @@ impl Store for Postgres {
                 _ => return Ok(listed),
             }
         }
+    }
+
+    async fn is_held(&self, id: RecordId) -> Result<bool, Error> {
+        self.ensure_open()?;
+        let rows = self.pool.query(IS_HELD, &[(&&id.0[..], Type::BYTEA)]).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
     async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {

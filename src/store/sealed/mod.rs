@@ -162,6 +162,10 @@ impl Store for Sealed {
         Ok(self.store.get(id).await?.map(|listed| self.open_listed(listed)))
     }
 
+    async fn is_held(&self, id: RecordId) -> Result<bool, Error> {
+        self.store.is_held(id).await
+    }
+
     async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         let page = self.store.list(filter, after, limit).await?;
         Ok(Page { records: page.records.into_iter().map(|listed| self.open_listed(listed)).collect(), ..page })

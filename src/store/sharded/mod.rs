@@ -368,6 +368,12 @@ impl Store for Sharded {
         self.ask(id, false, call, Option::is_some).await
     }
 
+    async fn is_held(&self, id: RecordId) -> Result<bool, Error> {
+        let call =
+            |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.is_held(id).await }) };
+        self.ask(id, false, call, |is_held| *is_held).await
+    }
+
     async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             let filter = filter.clone();

@@ -286,6 +286,10 @@ impl Store for Unreliable {
         self.call(Operation::Get, self.inner.get(id)).await
     }
 
+    async fn is_held(&self, id: RecordId) -> Result<bool, Error> {
+        self.call(Operation::Get, self.inner.is_held(id)).await
+    }
+
     async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.call(Operation::List, self.inner.list(filter, after, limit)).await
     }

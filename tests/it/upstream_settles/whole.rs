@@ -1,7 +1,7 @@
 //! The real gate, PostgreSQL and the example upstream, whose requests die, wait and come late.
 
 use std::net::SocketAddr;
-use std::thread::{JoinHandle, scope, sleep, spawn};
+use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -261,26 +261,22 @@ fn an_unknown_attempt_that_is_at_work_is_left_alone() {
     });
     measured.expect_alike();
     assert_eq!(upstream.runs_of(&keys[0]), 1);
-    // Operators are not held up either, and what they gave up does not happen later.
-    let listed = gates[0].records(&format!("key={}", keys[1]));
-    let path = format!("/api/v1/records/{}", listed[0]["id"].as_str().expect("an id"));
+    // Operators are not held up either, and what was refused does not happen later.
+    let id = |key: &str| gates[0].records(&format!("key={key}"))[0]["id"].as_str().expect("an id").to_owned();
+    let purged = gates[0].admin("DELETE", &format!("/api/v1/records/{}", id(&keys[1])), None);
+    assert!(purged.status == 409 && purged.text().contains("pg_terminate_backend()"), "{}", purged.text());
     let resolve = json!({ "filter": { "key": keys[2] }, "action": "release", "reason": "tried" });
-    scope(|scope| {
-        let purged = scope.spawn(|| gates[0].admin("DELETE", &path, None));
-        let resolved = gates[1].admin("POST", "/api/v1/records/resolve", Some(&resolve));
-        assert_eq!(
-            (&resolved.json()["done"], &resolved.json()["failed"]),
-            (&json!(0), &json!(1)),
-            "{}",
-            resolved.text()
-        );
-        let purged = purged.join().unwrap();
-        assert!(purged.status == 503 && purged.text().contains("pg_terminate_backend()"), "{}", purged.text());
-    });
+    let resolved = gates[1].admin("POST", "/api/v1/records/resolve", Some(&resolve)).json();
+    assert_eq!([resolved["done"].clone(), resolved["failed"].clone()], [json!(0), json!(0)], "{resolved}");
     // It has ended, and still nobody knows how.
     at_work.run("ROLLBACK");
     pay(&keys[0]).send(&gates[1]).expect_problem(502, "upstream-broken");
     assert_eq!(upstream.runs_of(&keys[0]), 2);
+    for key in &keys[1..] {
+        assert_eq!(gates[0].states(key), ["unknown"]);
+    }
+    let purged = gates[0].admin("DELETE", &format!("/api/v1/records/{}", id(&keys[1])), None);
+    assert_eq!(purged.status, 204, "{}", purged.text());
 }
 
 /// One upstream holds its transaction for several leases: its key stays in flight, and nobody else is the worse for it.
