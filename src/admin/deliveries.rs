@@ -302,7 +302,7 @@ impl DeliveryView {
             attempts: ended_attempts(delivery),
             reason: note_of(delivery).map(Cow::into_owned),
             method: head.as_ref().map(|head| head.method.to_string()),
-            path: head.as_ref().map(|head| head.path.clone()),
+            path: head.as_ref().map(codec::Head::shown_path),
             key: head.map(|head| head.key).filter(|_| role >= REVEALING),
         }
     }

@@ -245,7 +245,9 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
         Resource::RetryAll => {
             let summary =
                 "Deliver all accepted requests again that a filter finds and that were given up, or count them.";
-            let body = schemas.of_request::<ChangeAllBody>();
+            // What can be retried is dead, and that is no state of a record.
+            let stateless = json!({ "properties": { "filter": { "not": { "required": ["state"] } } } });
+            let body = json!({ "allOf": [schemas.of_request::<ChangeAllBody>(), stateless] });
             Operation::read("retryDeliveries", summary, schemas.of::<Report>()).taking(body)
         }
         Resource::Reseal => {

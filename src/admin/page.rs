@@ -145,6 +145,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_outcome_has_its_meaning() {
+        let (_, script) = File::Now.content();
+        for outcome in crate::telemetry::outcome::Outcome::ALL {
+            let word = outcome.as_str();
+            assert!(script.contains(&format!("\"{word}\": \"")), "{word}");
+        }
+    }
+
     /// The policy of the page would refuse it, and a key or a reason could become a part of the page.
     #[test]
     fn nothing_is_inline_and_no_text_becomes_markup() {

@@ -165,7 +165,7 @@ impl RecordView {
             trace_id: trace.map(|trace| format!("{trace:032x}")),
             caller: details.caller.map(|caller| Hex(&caller).to_string()),
             fingerprint: head.as_ref().map(|head| Hex(&head.fingerprint.digest[..8]).to_string()),
-            path: head.map(|head| head.path),
+            path: head.map(|head| head.shown_path()),
             grpc: details.is_call,
             claimed_at: rfc3339(record.claimed_at),
             age_seconds: now.since(record.claimed_at).as_secs(),

@@ -18,10 +18,11 @@ use crate::idempotency::record::State;
 use crate::store::IdPrefix;
 
 mod changing;
+mod counts;
 mod resealing;
 mod table;
 
-pub(super) use self::changing::{accepted_requests, records};
+pub(super) use self::counts::{accepted_requests, records};
 
 /// The digits of an id.
 const WHOLE: usize = 64;

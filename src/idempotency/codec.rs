@@ -171,6 +171,13 @@ impl Head {
         self.path.len() > MAX_PATH - 4
     }
 
+    /// The stored part of the path for people: where more may have followed, an ellipsis says so.
+    #[must_use]
+    pub fn shown_path(&self) -> String {
+        let rest = if self.is_path_cut() { "…" } else { "" };
+        format!("{}{rest}", self.path)
+    }
+
     /// The same with a proof, or without one.
     #[must_use]
     pub fn with_proof(self, proof: Option<Proof>) -> Self {

@@ -1,9 +1,9 @@
 // What operators did: GET /api/v1/audit.
 
 import { ask, query } from "/page/api.js";
-import { h, pager, put, recordLink, some, table, time } from "/page/dom.js";
+import { choice, h, pager, put, recordLink, some, table, time } from "/page/dom.js";
 
-const ACTIONS = ["", "resolve", "purge", "bulk-resolve", "bulk-purge", "bulk-retry", "reseal", "reload", "read-answer", "read-key", "accept-identity-change", "retry", "pause", "resume"];
+const ACTIONS = ["resolve", "purge", "bulk-resolve", "bulk-purge", "bulk-retry", "reseal", "reload", "read-answer", "read-key", "accept-identity-change", "retry", "pause", "resume"];
 
 // What an entry says besides who, when and why.
 export function detail(entry) {
@@ -22,7 +22,7 @@ export function audit({ gate, parameters, signal, announce }) {
   const by = h("input", { id: "by-token", value: parameters.by ?? "", autocomplete: "off", "aria-keyshortcuts": "/" });
   const since = h("input", { id: "by-since", value: parameters.since ?? "", autocomplete: "off" });
   const record = h("input", { id: "by-record", value: parameters.record ?? "", autocomplete: "off", spellcheck: "false", pattern: "[0-9A-Fa-f]{64}", title: "64 hexadecimal digits" });
-  const action = h("select", { id: "by-action" }, ACTIONS.map(word => h("option", { value: word, selected: word === (parameters.action ?? "") }, word === "" ? "any" : word)));
+  const action = choice("by-action", ACTIONS, parameters.action);
   const found = table("Entries, newest first", [{ name: "When" }, { name: "who" }, { name: "action" }, { name: "outcome" }, { name: "record" }, { name: "reason" }, { name: "what" }], "No entry is found.");
   const filter = () => ({ by: by.value.trim(), since: since.value.trim(), record: record.value.trim(), action: action.value });
   let asked = filter();

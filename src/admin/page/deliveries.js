@@ -2,7 +2,7 @@
 
 import { ask, query } from "/page/api.js";
 import { change } from "/page/dialog.js";
-import { code, facts, h, moment, pager, put, recordLink, shortId, some, stateWord, table } from "/page/dom.js";
+import { choice, code, facts, h, moment, pager, put, recordLink, shortId, some, stateWord, table } from "/page/dom.js";
 
 const LIMIT = 50;
 const OPEN = ["id", "state", "route"];
@@ -20,7 +20,7 @@ export function deliveries({ gate, parameters, signal, announce, say }) {
   const { isOperator } = gate;
   const fields = {
     route: h("input", { id: "by-route", value: parameters.route ?? "", autocomplete: "off", spellcheck: "false", autocapitalize: "off", list: "routes-known", "aria-keyshortcuts": "/" }),
-    state: h("select", { id: "by-state" }, ["", "queued", "dead"].map(state => h("option", { value: state, selected: (parameters.state ?? "") === state }, state === "" ? "any" : state))),
+    state: choice("by-state", ["queued", "dead"], parameters.state),
     id: h("input", { id: "by-id", value: parameters.id ?? "", autocomplete: "off", spellcheck: "false", autocapitalize: "off", pattern: "[0-9A-Fa-f]{1,64}", title: "1 to 64 hexadecimal digits" }),
   };
   const found = table("Accepted requests, oldest first", [{ name: "Id" }, { name: "state" }, { name: "route" }, { name: "request" }, { name: "accepted" }, { name: "due" }, { name: "attempts", kind: "number" },

@@ -2,6 +2,12 @@
 
 import { h, problem, put, refuse } from "/page/dom.js";
 
+// In bytes.
+const MAX_REASON = 2000;
+
+// A gate that refuses does nothing. One that fails may have done it, unless it says otherwise, and so may one that does not answer.
+const isNotDone = ({ status, code, message }) => status < 500 || code === "overloaded" || (code === "store-unavailable" && message.endsWith("nothing was done"));
+
 // The dialog, and what follows: the view is loaded again if something may have been done. The focus goes to the heading of the view if
 // it was done, and else returns to what opened it. signal: aborted when the view is left, which closes the dialog.
 export async function change(opener, what, { element, load, say, signal }) {
@@ -37,7 +43,7 @@ function askTwice({ title, fields, isRight = () => true, look, act }, signal) {
     dialog.addEventListener("close", end);
     signal.addEventListener("abort", close);
 
-    const reason = h("textarea", { id: "reason", required: true, maxlength: "2000", "aria-describedby": "reason-hint" });
+    const reason = h("textarea", { id: "reason", required: true, maxlength: `${MAX_REASON}`, "aria-describedby": "reason-hint" });
     const form = h("form", { onsubmit: again }, fields,
       h("label", { for: "reason" }, "Reason", h("span", { class: "hint", id: "reason-hint" }, "It stands in the audit log. Write no secret there.")), reason,
       h("div", { class: "buttons" }, h("button", { class: "main" }, "Look at it again"), h("button", { type: "button", onclick: close }, "Cancel")));
@@ -57,6 +63,7 @@ function askTwice({ title, fields, isRight = () => true, look, act }, signal) {
     async function again(event) {
       event.preventDefault();
       if (reason.value.trim() === "") return refuse(reason, "Say why.");
+      if (new TextEncoder().encode(reason.value).length > MAX_REASON) return refuse(reason, `Say it in ${MAX_REASON} bytes. Letters beyond ASCII have two or more.`);
       if (isLooking || !isRight()) return;
       isLooking = true;
       try {
@@ -68,7 +75,9 @@ function askTwice({ title, fields, isRight = () => true, look, act }, signal) {
     }
 
     function second({ name, isDanger, changed, parts }) {
-      const go = h("button", { type: "button", class: isDanger ? "danger" : "main", id: "confirm", onclick: () => carryOut(name) }, name);
+      const go = h("button", { type: "button", class: isDanger ? "danger" : "main", id: "confirm", disabled: true, onclick: () => carryOut(name) }, name);
+      // It may stand where the button for the second look stood: the second click of a double-click must not find it.
+      setTimeout(() => { go.disabled = false; }, 500);
       turn(`${name}: look again`, changed ? h("p", { class: "wrong" }, changed) : null, parts,
         h("div", { class: "buttons" }, changed ? null : go, back(), h("button", { type: "button", onclick: close }, "Cancel")));
     }
@@ -81,8 +90,7 @@ function askTwice({ title, fields, isRight = () => true, look, act }, signal) {
         wasDone = true;
         close();
       } catch (error) {
-        // A gate that refuses does nothing. One that fails may have done it, and so may one that does not answer.
-        failed(error, error.soFar ? "It broke off" : error.status < 500 || error.code === "overloaded" ? "It was not done" : "It is not known whether it was done");
+        failed(error, error.soFar ? "It broke off" : isNotDone(error) ? "It was not done" : "It is not known whether it was done");
       }
       isRunning = false;
       end();

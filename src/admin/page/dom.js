@@ -109,11 +109,14 @@ export function pager({ gate, signal, announce, hint, read, show }, cursors = hi
       // An older answer may come later.
       if (signal.aborted || nth !== asked) return;
       following = page.next;
+      place.hidden = false;
       note.textContent = `${show(page, ` on page ${number}${following === null ? ", which is the last" : ""}.`)} ${asOf(gate)}`;
       announce(note.textContent);
     } catch (error) {
       if (signal.aborted || nth !== asked) return;
       note.textContent = "";
+      // What stands there answers another question, or is old.
+      place.hidden = true;
       put(wrong, problem(error));
       announce(error.message);
     }
@@ -131,6 +134,10 @@ export function pager({ gate, signal, announce, hint, read, show }, cursors = hi
     search: (hash, state) => { cursors = [null]; return go(hash, state); },
   };
 }
+
+// A choice of one of some words, or of any. A link may name another one: the gate says what is wrong with it.
+export const choice = (id, words, chosen = "") => h("select", { id }, ["", ...words, ...(chosen === "" || words.includes(chosen) ? [] : [chosen])].map(word =>
+  h("option", { value: word, selected: word === chosen }, word === "" ? "any" : word)));
 
 // A bar of a part from 0 to 1. Its number stands in another column.
 function measure(part) {

@@ -18,11 +18,14 @@ const MEANINGS = {
   "executed": "ran at the upstream, and the answer is recorded", "replayed": "answered again from a record", "released": "ran, and the key is free again",
   "recovered": "an unknown outcome that the upstream explained", "unrecorded": "answered before it was durable", "unprotected": "the store was away, and the route fails open",
   "passed": "not protected", "ignored": "carried a key that no route protects", "observed": "forwarded and only observed", "accepted": "taken, to be delivered later",
-  "refused": "the upstream did not let the caller have the recorded answer", "in-flight": "a retry while the attempt runs", "outcome-unknown": "a retry of an attempt whose outcome is unknown",
+  "refused": "the upstream did not let the caller have the recorded answer", "in-flight": "a retry while the attempt runs", "outcome-unknown": "an answer that leaves the outcome unknown, such as a 502 of the upstream, or a retry of such a request",
   "response-not-stored": "a retry whose answer was not kept", "key-reused": "a key that belongs to another request", "caller-differs": "a key of a caller with another proof",
   "key-missing": "the route requires a key", "key-invalid": "the key is not well-formed", "scope-missing": "a part of the scope is missing", "no-route": "no route matches",
   "upstream-unreachable": "nothing was sent", "upstream-broken": "the upstream broke off: the outcome is unknown", "upstream-timeout": "no answer in time: the outcome is unknown",
   "still-running": "the attempt runs on, longer than the client waits", "store-unavailable": "nothing was sent", "overloaded": "a limit is reached: nothing was sent", "quota-exceeded": "too many new keys",
+  "request-expired": "too old to run", "bad-request": "malformed, or of two readings", "request-too-large": "its body is larger than the route allows", "request-timeout": "did not arrive in time",
+  "headers-too-large": "its head is larger than is allowed", "expectation-failed": "an Expect that is not supported", "loop-detected": "came by here before",
+  "credentials-unverifiable": "a token that cannot be verified",
 };
 
 // Outcomes that an operator should hear of while they happen.
@@ -30,6 +33,7 @@ const TROUBLE = {
   "upstream-unreachable": "The upstream cannot be reached. Nothing of these requests was sent.",
   "upstream-broken": "The upstream breaks off. The outcomes of these requests are unknown.",
   "upstream-timeout": "The upstream does not answer in time. The outcomes of these requests are unknown.",
+  "outcome-unknown": "Requests end with an unknown outcome, since the upstream answers so (502, 504), or are retries of such requests.",
   "store-unavailable": "Requests are refused, since the store fails. Nothing of them was sent.",
   "overloaded": "Requests are refused, since a limit is reached. Nothing of them was sent.",
   "unprotected": "Requests run without protection, since the store fails and their route fails open.",

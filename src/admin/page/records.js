@@ -1,7 +1,7 @@
 // Searches records: GET /api/v1/records, a page at a time. Nothing is listed before it is asked for, but what a link names.
 
 import { ask, query } from "/page/api.js";
-import { code, duration, h, pager, put, recordLink, some, stateWord, table } from "/page/dom.js";
+import { choice, code, duration, h, pager, put, recordLink, some, stateWord, table } from "/page/dom.js";
 
 const LIMIT = 50;
 const OPEN = ["id", "state", "route", "older_than", "since"];
@@ -20,8 +20,7 @@ export function records({ gate, parameters, signal, announce }) {
     fields[name] = h("input", { id: `by-${name}`, value, autocomplete: "off", spellcheck: "false", autocapitalize: "off", ...props });
     return h("div", {}, h("label", { for: `by-${name}` }, label, h("span", { class: "hint" }, hint)), fields[name]);
   };
-  fields.state = h("select", { id: "by-state" }, ["", "unknown", "in-flight", "completed"].map(state =>
-    h("option", { value: state, selected: (parameters.state ?? "") === state }, state === "" ? "any" : state)));
+  fields.state = choice("by-state", ["unknown", "in-flight", "completed"], parameters.state);
   const found = table("Records, newest first", [{ name: "Record" }, { name: "state" }, { name: "route" }, { name: "request" }, { name: "key" }, { name: "claimed" }], "No record is found.");
   const pages = pager({ gate, signal, announce, show,
     hint: isCut ? "The search was for a key or a scope, which this page does not keep. Enter it again." : "Search, or press Search for all records, newest first.",

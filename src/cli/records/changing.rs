@@ -2,12 +2,17 @@
 
 use std::io::Write;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::Method;
 use serde_json::{Map, Value, json};
+use tokio::signal::ctrl_c;
 
+use super::counts::{
+    ACCEPTED, Counts, RECORDS, counted, say_accepted, say_in_flight, say_of_unknown_outcome, say_of_unknown_scope,
+    say_to_retry, say_unreadable,
+};
 use super::table;
 use super::{
     Ask, ChangeArgs, FilterArgs, ResolveArgs, SHOWN, WHOLE, ids_of, members_of, one_of, percent_encode, record_path,
@@ -323,7 +328,16 @@ impl Change {
         loop {
             let body_now = Value::Object(body.clone());
             let target = format!("/api/v1/records/{}", self.path);
-            let answer = match client.send(Method::POST, &target, Some(&body_now)).await {
+            let sent = client.send(Method::POST, &target, Some(&body_now));
+            let answer = tokio::select! {
+                answer = sent => answer,
+                _ = ctrl_c(), if !is_dry_run => Err(anyhow!(
+                    "interrupted: the gate ends what it was asked last, which takes some 15 s at most; `oncegate audit --action bulk-{}` \
+                     says then what was done",
+                    self.path
+                )),
+            };
+            let answer = match answer {
                 Err(error) if counts.done > 0 => {
                     return Err(error.context(format!("{} {} before", self.counted(counts.done), self.done)));
                 }
@@ -372,111 +386,6 @@ async fn note_other_state(client: &AdminClient, filter: &FilterArgs) {
     if let Some(found) = records_of(&page).ok().and_then(|found| found.first()) {
         complain(&format!("oncegate: the record is {}: only an unknown one is resolved", text(&found["state"])));
     }
-}
-
-const RECORDS: [&str; 2] = ["record", "records"];
-const ACCEPTED: [&str; 2] = ["accepted request", "accepted requests"];
-
-/// What the gate did.
-#[derive(Default)]
-struct Counts {
-    matched: u64,
-    done: u64,
-    failed: u64,
-    in_flight: u64,
-    unreadable: u64,
-    accepted: u64,
-    to_retry: u64,
-    of_unknown_scope: u64,
-    of_unknown_outcome: u64,
-    as_of: Option<String>,
-}
-
-/// Says how many had no record yet.
-fn say_accepted(count: u64, what: &str, out: &mut dyn Write) -> anyhow::Result<()> {
-    if count > 0 {
-        let (verb, noun) = if count == 1 { ("is an", "request") } else { ("are", "requests") };
-        writeln!(out, "{count} of them {verb} accepted {noun} that {what}")?;
-    }
-    Ok(())
-}
-
-/// Says how many accepted requests stay dead until an operator retries them.
-fn say_to_retry(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
-    if count > 0 {
-        let (verb, noun, stay) = if count == 1 {
-            ("is of an", "request, which stays", "it")
-        } else {
-            ("are of", "requests, which stay", "them")
-        };
-        writeln!(
-            out,
-            "{count} of them {verb} accepted {noun} dead until `oncegate records retry` delivers {stay} again: \
-             `oncegate deliveries list --state dead` lists {stay}"
-        )?;
-    }
-    Ok(())
-}
-
-/// Says what a filter by scope leaves alone: it may be anybody's.
-fn say_of_unknown_scope(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
-    if count > 0 {
-        writeln!(
-            out,
-            "{} left alone: they do not say whose they are, since an older version claimed them, other rules of keys or another id \
-             secret made them, or they cannot be read",
-            records(count)
-        )?;
-    }
-    Ok(())
-}
-
-/// Says what a retry leaves alone: it may have run.
-fn say_of_unknown_outcome(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
-    if count > 0 {
-        writeln!(
-            out,
-            "{} left alone, as their outcome is unknown: `oncegate records resolve` them first, with --release where they did not run",
-            counted(count, ACCEPTED)
-        )?;
-    }
-    Ok(())
-}
-
-/// Says what a purge leaves alone unless it is asked for by name.
-fn say_in_flight(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
-    if count > 0 {
-        writeln!(
-            out,
-            "{} in flight left alone, as their attempts run: --state in-flight is for these",
-            records(count)
-        )?;
-    }
-    Ok(())
-}
-
-/// Says what a completion leaves alone.
-fn say_unreadable(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
-    if count > 0 {
-        let what =
-            "left alone, as no client could read the answer: `oncegate records show` says `unreadable`, or `grpc`";
-        writeln!(out, "{} {what}", records(count))?;
-    }
-    Ok(())
-}
-
-/// So many records, in words.
-pub(in crate::cli) fn records(count: u64) -> String {
-    counted(count, RECORDS)
-}
-
-/// So many accepted requests, in words.
-pub(in crate::cli) fn accepted_requests(count: u64) -> String {
-    counted(count, ACCEPTED)
-}
-
-fn counted(count: u64, nouns: [&str; 2]) -> String {
-    format!("{count} {}", nouns[usize::from(count != 1)])
 }
 
 /// The headers of an answer. A body of JSON says so unless they do: clients read it by its type.

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use http::Method;
 use serde_json::{Map, Value};
 
-use super::changing::records;
+use super::counts::records;
 use crate::cli::http_client::AdminClient;
 
 /// Goes on until the gate has looked at every record.
