@@ -337,7 +337,11 @@ fn differences(former: &RulesDescription, now: &RulesDescription) -> Vec<String>
             Some(rule) => in_words_of_the_configuration(rule),
             None => "none".to_owned(),
         };
-        compare("trusted proxies (server.trusted_proxies, server.forwarded)", trusted(former), trusted(now));
+        compare(
+            "trusted proxies (server.trusted_proxies, server.forwarded, server.proxy_protocol)",
+            trusted(former),
+            trusted(now),
+        );
         let header =
             |rules: &RulesDescription| rules.token_header.clone().unwrap_or_else(|| "authorization".to_owned());
         compare("the header of tokens (auth.jwt.header)", header(former), header(now));

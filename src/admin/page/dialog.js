@@ -75,9 +75,10 @@ function askTwice({ title, fields, isRight = () => true, look, act }, signal) {
     }
 
     function second({ name, isDanger, changed, parts }) {
-      const go = h("button", { type: "button", class: isDanger ? "danger" : "main", id: "confirm", disabled: true, onclick: () => carryOut(name) }, name);
-      // It may stand where the button for the second look stood: the second click of a double-click must not find it.
-      setTimeout(() => { go.disabled = false; }, 500);
+      const go = h("button", { type: "button", class: isDanger ? "danger" : "main", id: "confirm", onclick: confirm }, name);
+      // It may stand where the button for the second look stood: the second click of a double-click is none. Keys have no such clicks.
+      const shown = performance.now();
+      function confirm({ detail }) { if (detail === 0 || performance.now() - shown > 500) carryOut(name); }
       turn(`${name}: look again`, changed ? h("p", { class: "wrong" }, changed) : null, parts,
         h("div", { class: "buttons" }, changed ? null : go, back(), h("button", { type: "button", onclick: close }, "Cancel")));
     }

@@ -198,7 +198,7 @@ fn restoring(
         }
         // It counts only where the address does; where that comes back with the scope, the next start says whether it is right.
         if now.scope == rules.scope && now.trusted_proxies != rules.trusted_proxies {
-            others.insert("     Restore server.trusted_proxies and server.forwarded.\n");
+            others.insert("     Restore server.trusted_proxies, server.forwarded and server.proxy_protocol.\n");
         }
         match (rules.id_secret, now.id_secret) {
             (true, false) => drop(others.insert(

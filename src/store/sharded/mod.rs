@@ -21,7 +21,7 @@ mod tests;
 mod upkeep;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -40,7 +40,7 @@ use super::{
     NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Settlement,
     Store, adoption,
 };
-use crate::idempotency::record::{AttemptToken, RecordId, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, Timestamp, Version};
 
 /// How much longer than the first database the others may take to know new rules, before this goes on without them.
 const ADOPTION_GRACE: Duration = Duration::from_secs(5);
@@ -304,14 +304,28 @@ impl Store for Sharded {
     }
 
     async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
+        // A release is done as well where there is no record, so it is not known whether the record was found: it is asked for again,
+        // and then a retry may have claimed the key.
+        let released = matches!(end, Settlement::Release).then(Arc::<OnceLock<Timestamp>>::default);
         let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
-            let end = end.clone();
-            Box::pin(async move { store.settle(id, attempt, end).await })
+            let (end, released) = (end.clone(), released.clone());
+            Box::pin(async move {
+                let settled = store.settle(id, attempt, end).await?;
+                if let (Some(released), Settled::Done { until }) = (released, &settled) {
+                    let _ = released.set(*until);
+                }
+                Ok(settled)
+            })
         };
-        // A release is done as well where there is no record.
-        let is_release = matches!(end, Settlement::Release);
-        let is_found = |settled: &Settled| !is_release && !matches!(settled, Settled::NotCurrent { record: None });
-        self.ask(id, false, call, is_found).await
+        let is_found =
+            |settled: &Settled| released.is_none() && !matches!(settled, Settled::NotCurrent { record: None });
+        let settled = self.ask(id, false, call, is_found).await?;
+        match (&settled, released.as_ref().and_then(|released| released.get())) {
+            (Settled::NotCurrent { record: Some(record) }, Some(&until)) if record.attempt != attempt => {
+                Ok(Settled::Done { until })
+            }
+            _ => Ok(settled),
+        }
     }
 
     async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {

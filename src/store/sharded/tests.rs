@@ -10,7 +10,7 @@ use super::*;
 use crate::store::audit::{EntryFilter, NewEntry};
 use crate::store::deliveries::{Lane, NewDelivery, Take};
 use crate::store::memory::Memory;
-use crate::store::unreliable::{Fault, Unreliable};
+use crate::store::unreliable::{Fault, Operation, Unreliable};
 use crate::store::{OriginId, contract};
 
 /// A list whose second database cannot be opened at first.
@@ -295,4 +295,28 @@ async fn a_gate_whose_list_names_no_database_that_has_records_is_not_ready() {
     let store = unaware(&stores, places(&[None, None]), places(&[None, None]));
     let error = store.ping().await.unwrap_err();
     assert_eq!(error.cause().kind, ErrorKind::Moved, "{error}");
+}
+
+/// A release is made a second time, to be sure of it, and a retry may claim the key in between.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_done_though_a_retry_has_claimed_the_key_since() {
+    let (memory, id) = (Arc::<Memory>::default(), RecordId([0x10; 32]));
+    let first = Arc::new(Unreliable::new(Arc::clone(&memory) as Arc<dyn Store>));
+    let names = [("a", first.clone() as Arc<dyn Store>), ("b", Arc::<Memory>::default() as Arc<dyn Store>)];
+    let opened = names.map(|(name, store)| (name.into(), Some(store))).into();
+    let said = ScriptedDatabases(ArcSwap::from_pointee(DatabaseMap::fixed(2)));
+    let store = Sharded::new(opened, DatabaseMap::fixed(2), Arc::new(said));
+    store.claim(id, contract::fresh(1)).await.unwrap();
+    first.script_for(Operation::Settle, [Fault::DelayAnswer(Duration::from_secs(1))]);
+    let release = store.settle(id, contract::fresh(1).attempt, Settlement::Release);
+    let retry = async {
+        sleep(Duration::from_millis(500)).await;
+        memory.claim(id, contract::fresh(2)).await.unwrap()
+    };
+    let (released, claimed) = tokio::join!(release, retry);
+    assert!(matches!(claimed, Claim::Inserted { .. }), "{claimed:?}");
+    assert!(matches!(released, Ok(Settled::Done { .. })), "{released:?}");
+    // What the first attempt never had, it does not release.
+    let other = store.settle(id, contract::fresh(3).attempt, Settlement::Release).await.unwrap();
+    assert!(matches!(other, Settled::NotCurrent { record: Some(_) }), "{other:?}");
 }
