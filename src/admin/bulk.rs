@@ -21,7 +21,7 @@ use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, json};
 use super::api;
 use super::audit::{self, AuditEvent, Outcome};
-use super::records::{check_not_held, check_optional, check_reason, silence, unavailable};
+use super::records::{check_not_held, check_optional, check_reason, settle, silence, unavailable};
 use super::resolve::{Resolution, from_object, receive, wrong_body};
 use super::scope::sift;
 use super::wanted::{Selection, Wanted, begins, parse_time};
@@ -307,17 +307,17 @@ impl<'a> Bulk<'a> {
         if report.failed >= MAX_FAILURES { Err(report.broken_off()) } else { Ok(()) }
     }
 
-    /// Whether the record was changed; not if it is another one by now.
+    /// Whether the record was changed; not if it is another one by now, or a transaction holds it.
     async fn apply(&self, found: RecordEntry) -> Result<bool, Problem> {
         let changed = match &self.change {
             Change::Purge => purge_one(&**self.state.opened()?, &found).await,
-            Change::Resolve(resolution) => match resolution.apply(self.state, &found).await {
-                Ok(()) => Ok(true),
-                Err(problem) if problem.is_about_the_record() => Ok(false),
-                Err(problem) => Err(problem),
-            },
+            Change::Resolve(resolution) => resolution.apply(self.state, &found).await.map(|()| true),
             // It is about deliveries.
             Change::Retry => Ok(false),
+        };
+        let changed = match changed {
+            Err(problem) if problem.is_about_the_record() => Ok(false),
+            changed => changed,
         };
         self.log_failure(found.id, &changed);
         if changed.as_ref().is_ok_and(|is_changed| *is_changed) {
@@ -369,7 +369,7 @@ async fn remove_unchanged(store: &dyn Store, found: &RecordEntry) -> Result<bool
     let RecordEntry { id, record, .. } = found;
     match record.state {
         record::State::InFlight | record::State::Unknown => {
-            let released = store.settle(*id, record.attempt, Settlement::Release).await.map_err(unavailable)?;
+            let released = settle(store, found, Settlement::Release).await?;
             Ok(matches!(released, Settled::Done { .. }))
         }
         // Not a release: `remove` also has the caches forget the record.

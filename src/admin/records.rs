@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::SemaphorePermit;
+use tokio::time::{sleep, timeout};
 
 use super::access::Principal;
 use super::answer::{Answer, Kind, Problem, json};
@@ -22,10 +23,13 @@ use super::wanted::{Selection, begins};
 use super::{MAX_LISTINGS, Phase, State, deliveries};
 use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::record::RecordId;
-use crate::store::{self, Cursor, Error, ErrorKind, Filter, RecordEntry, Store};
+use crate::store::{self, Cursor, Error, ErrorKind, Filter, RecordEntry, SETTLE_TIMEOUT, Settled, Settlement, Store};
 
 /// How long pages are looked through for the first record of a scope. An empty page may have a next one.
 const LIST_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a record is held at most that a gate removes.
+const MOMENT: Duration = Duration::from_millis(200);
 
 /// How many records are looked through at once for those of a scope.
 const SIFTED: usize = 5000;
@@ -303,11 +307,29 @@ pub(super) fn do_not_answer(silent: &[Arc<str>]) -> String {
     format!("a database of the store does not answer: {}", silent.join(", "))
 }
 
-/// Refuses the end of a record that the transaction of an upstream holds: it would have to wait for that transaction, without a limit.
+/// Refuses to end a record that the transaction of an upstream holds: the end would wait for that transaction, without a limit.
 pub(super) async fn check_not_held(store: &dyn Store, id: RecordId) -> Result<(), Problem> {
     let detail = "the upstream has called oncegate.complete() or oncegate.assert_current() for the record, and its transaction is still \
                   open: ask again when it has ended, or end it with pg_terminate_backend()";
-    if store.is_held(id).await.map_err(unavailable)? { Err(Kind::Held.because(detail)) } else { Ok(()) }
+    // A gate that removes the record holds it for a moment, too.
+    if store.is_held(id).await.map_err(unavailable)? {
+        sleep(MOMENT).await;
+        if store.is_held(id).await.map_err(unavailable)? {
+            return Err(Kind::Held.because(detail));
+        }
+    }
+    Ok(())
+}
+
+/// Ends the attempt of a record that [`check_not_held`] found free. A transaction may hold it since: after [`SETTLE_TIMEOUT`], what
+/// becomes of the record is not known.
+pub(super) async fn settle(store: &dyn Store, found: &RecordEntry, end: Settlement) -> Result<Settled, Problem> {
+    match timeout(SETTLE_TIMEOUT, store.settle(found.id, found.record.attempt, end)).await {
+        Ok(settled) => settled.map_err(unavailable),
+        Err(_) => {
+            Err(unavailable(Error::indeterminate(ErrorKind::Timeout, "the store did not end the attempt in time")))
+        }
+    }
 }
 
 pub(super) fn absent() -> Problem {

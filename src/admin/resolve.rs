@@ -23,7 +23,7 @@ use super::answer::{Answer, Kind, Problem};
 use super::audit::AuditEvent;
 use super::forms;
 use super::precondition::Precondition;
-use super::records::{MAX_REASON, absent, check_not_held, check_optional, find_begun, unavailable};
+use super::records::{MAX_REASON, absent, check_not_held, check_optional, find_begun, settle};
 use crate::idempotency::codec::{self, Content, Head};
 use crate::idempotency::grpc;
 use crate::idempotency::media;
@@ -171,7 +171,7 @@ impl Resolution {
     /// Ends the attempt of an unknown record so.
     pub(super) async fn apply(&self, state: &State, found: &RecordEntry) -> Result<(), Problem> {
         let answer = self.check(found)?;
-        let RecordEntry { id, origin, record, now } = found;
+        let RecordEntry { id, origin, now, .. } = found;
         let end = match answer {
             None => Settlement::Release,
             Some(answer) => {
@@ -181,7 +181,7 @@ impl Resolution {
         };
         // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
         check_not_held(&**state.opened()?, *id).await?;
-        match state.opened()?.settle(*id, record.attempt, end).await.map_err(unavailable)? {
+        match settle(&**state.opened()?, found, end).await? {
             // A completed request has its answer, so its delivery ends. A released one keeps its delivery, for a retry.
             Settled::Done { .. } => {
                 if matches!(self, Self::Complete { .. })

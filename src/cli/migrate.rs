@@ -9,7 +9,7 @@ use clap::Args;
 use super::{BAD_CONFIGURATION, FileArgs, complain, print, report};
 use crate::config::{Flags, Postgres, Sources, Store, load_store};
 use crate::store::postgres::layout::join;
-use crate::store::postgres::moving::{Move, move_records};
+use crate::store::postgres::moving::{Move, MoveError, move_records};
 use crate::store::postgres::{Migration, OpenError, Settings, migrate, pending};
 
 /// Prepare a PostgreSQL database for oncegate, or bring its schema up to date.
@@ -136,9 +136,10 @@ fn move_between(args: MigrateArgs) -> anyhow::Result<ExitCode> {
         };
         let moved = move_records(&Move { from, to, is_preparation: args.prepare }, &mut say).await;
         moved.map_err(|error| match error {
-            // Refused before anything was done.
-            OpenError::Layout(_) => anyhow!("{error}"),
-            _ => anyhow!("{error}\n  hint: what was moved is moved; run the same command again to go on"),
+            MoveError::Refused(_) => anyhow!("{error}"),
+            MoveError::BrokenOff(_) => {
+                anyhow!("{error}\n  hint: what was moved is moved; run the same command again to go on")
+            }
         })
     })?;
     Ok(ExitCode::SUCCESS)

@@ -283,6 +283,10 @@ pub enum Expiry {
     FromNow(Duration),
 }
 
+/// How long those wait for [`Store::settle`] who end the attempt of another: longer than a large answer takes. Only a transaction that
+/// holds the record takes longer.
+pub const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// The result of a settlement.
 #[derive(Clone, Debug)]
 pub enum Settled {

@@ -6,7 +6,7 @@ import { h, problem, put, refuse } from "/page/dom.js";
 const MAX_REASON = 2000;
 
 // A gate that refuses does nothing. One that fails may have done it, unless it says otherwise, and so may one that does not answer.
-const isNotDone = ({ status, code, message }) => status < 500 || code === "overloaded" || (code === "store-unavailable" && message.endsWith("nothing was done"));
+const isNotDone = ({ status, code, message }) => status < 500 || code === "overloaded" || (code === "store-unavailable" && /nothing was (done|changed)$/.test(message));
 
 // The dialog, and what follows: the view is loaded again if something may have been done. The focus goes to the heading of the view if
 // it was done, and else returns to what opened it. signal: aborted when the view is left, which closes the dialog.
@@ -18,7 +18,8 @@ export async function change(opener, what, { element, load, say, signal }) {
   // What opened it may have been made anew.
   const isOpener = button => button.ariaLabel === opener.ariaLabel && button.textContent === opener.textContent;
   const back = wasDone ? null : [...element.querySelectorAll("button")].find(isOpener);
-  (back ?? element.querySelector("h1")).focus();
+  // What is hidden takes no focus.
+  (back?.offsetParent ? back : element.querySelector("h1")).focus();
 }
 
 // The form, then a second look at what will happen and to what. Gives whether it was tried and done, and what to say of it.

@@ -23,8 +23,8 @@ const MEANINGS = {
   "key-missing": "the route requires a key", "key-invalid": "the key is not well-formed", "scope-missing": "a part of the scope is missing", "no-route": "no route matches",
   "upstream-unreachable": "nothing was sent", "upstream-broken": "the upstream broke off: the outcome is unknown", "upstream-timeout": "no answer in time: the outcome is unknown",
   "still-running": "the attempt runs on, longer than the client waits", "store-unavailable": "nothing was sent", "overloaded": "a limit is reached: nothing was sent", "quota-exceeded": "too many new keys",
-  "request-expired": "too old to run", "bad-request": "malformed, or of two readings", "request-too-large": "its body is larger than the route allows", "request-timeout": "did not arrive in time",
-  "headers-too-large": "its head is larger than is allowed", "expectation-failed": "an Expect that is not supported", "loop-detected": "came by here before",
+  "request-expired": "too old to run", "bad-request": "malformed or ambiguous", "request-too-large": "its body is larger than the route allows", "request-timeout": "did not arrive in time",
+  "headers-too-large": "its head is larger than is allowed", "expectation-failed": "an Expect that is not supported", "loop-detected": "has passed through this gate already",
   "credentials-unverifiable": "a token that cannot be verified",
 };
 
@@ -33,7 +33,7 @@ const TROUBLE = {
   "upstream-unreachable": "The upstream cannot be reached. Nothing of these requests was sent.",
   "upstream-broken": "The upstream breaks off. The outcomes of these requests are unknown.",
   "upstream-timeout": "The upstream does not answer in time. The outcomes of these requests are unknown.",
-  "outcome-unknown": "Requests end with an unknown outcome, since the upstream answers so (502, 504), or are retries of such requests.",
+  "outcome-unknown": "Requests end with an unknown outcome: the upstream answered 502 or 504, or they are retries of such requests.",
   "store-unavailable": "Requests are refused, since the store fails. Nothing of them was sent.",
   "overloaded": "Requests are refused, since a limit is reached. Nothing of them was sent.",
   "unprotected": "Requests run without protection, since the store fails and their route fails open.",

@@ -1,6 +1,8 @@
 //! `oncegate records resolve` and `purge`: one record, or all that a filter finds.
 
+use std::future::pending;
 use std::io::Write;
+use std::pin::pin;
 
 use anyhow::{Context, anyhow, bail};
 use base64::Engine;
@@ -282,7 +284,11 @@ impl Change {
         self.say_rest(&counts, "will not be delivered any more", out)?;
         let others = matched.saturating_sub(done + failed);
         if others > 0 {
-            writeln!(out, "{} left alone: changed by others meanwhile", self.counted(others))?;
+            writeln!(
+                out,
+                "{} left alone: changed by others meanwhile, or held by an open transaction",
+                self.counted(others)
+            )?;
         }
         if failed > 0 {
             let failed = self.counted(failed);
@@ -325,15 +331,20 @@ impl Change {
             body.insert("as_of".to_owned(), as_of.into());
         }
         let mut counts = Counts::default();
+        let mut interrupted = pin!(async {
+            if is_dry_run || ctrl_c().await.is_err() {
+                pending::<()>().await;
+            }
+        });
         loop {
             let body_now = Value::Object(body.clone());
             let target = format!("/api/v1/records/{}", self.path);
             let sent = client.send(Method::POST, &target, Some(&body_now));
             let answer = tokio::select! {
                 answer = sent => answer,
-                _ = ctrl_c(), if !is_dry_run => Err(anyhow!(
-                    "interrupted: the gate ends what it was asked last, which takes some 15 s at most; `oncegate audit --action bulk-{}` \
-                     says then what was done",
+                () = &mut interrupted => Err(anyhow!(
+                    "interrupted: the gate still finishes the last request, which takes up to some 15 s, and changes no more after that; \
+                     `oncegate audit --action bulk-{}` says then what was done",
                     self.path
                 )),
             };

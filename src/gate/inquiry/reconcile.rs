@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::Question;
 use super::probe::{ProbeLock, Probed, lock_of};
@@ -16,7 +16,7 @@ use crate::idempotency::codec::Head;
 use crate::idempotency::record::{RecordId, State};
 use crate::idempotency::recovery::{Finding, Probe, Recovery};
 use crate::route::Route;
-use crate::store::{Error, Filter, RecordEntry, Settled, Settlement, deliveries};
+use crate::store::{Error, Filter, RecordEntry, SETTLE_TIMEOUT, Settled, Settlement, deliveries};
 
 /// How often to look whether a route is due.
 const TICK: Duration = Duration::from_millis(500);
@@ -163,7 +163,12 @@ impl Gate {
             if store.is_held(id).await.map_err(Stopped::Store)? {
                 return Ok(());
             }
-            let settled = store.settle(id, record.attempt, end).await.map_err(Stopped::Store)?;
+            // A transaction that begins now holds this round up for no longer than that.
+            let Ok(settled) = timeout(SETTLE_TIMEOUT, store.settle(id, record.attempt, end)).await else {
+                tracing::debug!(record = %id, "the outcome that was found out could not be written down in time");
+                return Ok(());
+            };
+            let settled = settled.map_err(Stopped::Store)?;
             reconciled(state, id, probed.finding, &settled);
             // What ran is not delivered any more. What did not is tried again when an operator says so.
             if probed.finding == Finding::Done && matches!(settled, Settled::Done { .. }) {

@@ -87,13 +87,24 @@ pub struct Move {
     pub is_preparation: bool,
 }
 
+/// Why records were not moved, or not all of them.
+#[derive(Debug, thiserror::Error)]
+pub enum MoveError {
+    /// It was refused, and nothing was done.
+    #[error("{0}")]
+    Refused(OpenError),
+    /// It broke off.
+    #[error("{0}")]
+    BrokenOff(#[from] OpenError),
+}
+
 /// Moves records, or goes on with it. `say` hears how far it is.
 ///
 /// # Errors
-/// See [`OpenError`]. It can be run again after each.
-pub async fn move_records(lists: &Move, say: &mut dyn FnMut(String)) -> Result<(), OpenError> {
-    let mut moving = Moving::of(lists).await?;
-    moving.check_clocks().await?;
+/// See [`MoveError`]. It can be run again after each.
+pub async fn move_records(lists: &Move, say: &mut dyn FnMut(String)) -> Result<(), MoveError> {
+    let mut moving = Moving::of(lists).await.map_err(MoveError::Refused)?;
+    moving.check_clocks().await.map_err(MoveError::Refused)?;
     if moving.is_over() {
         // An earlier run may have ended before it came to this.
         moving.copy_entries().await?;

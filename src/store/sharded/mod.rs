@@ -16,12 +16,13 @@ mod merge;
 mod moving;
 pub mod placement;
 mod resealing;
+mod settling;
 #[cfg(test)]
 mod tests;
 mod upkeep;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -40,7 +41,7 @@ use super::{
     NamespaceRuleSet, NamespaceRules, NewRecord, Origin, Page, RecordEntry, Removal, Resealing, Settled, Settlement,
     Store, adoption,
 };
-use crate::idempotency::record::{AttemptToken, RecordId, Timestamp, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, Version};
 
 /// How much longer than the first database the others may take to know new rules, before this goes on without them.
 const ADOPTION_GRACE: Duration = Duration::from_secs(5);
@@ -304,28 +305,7 @@ impl Store for Sharded {
     }
 
     async fn settle(&self, id: RecordId, attempt: AttemptToken, end: Settlement) -> Result<Settled, Error> {
-        // A release is done as well where there is no record, so it is not known whether the record was found: it is asked for again,
-        // and then a retry may have claimed the key.
-        let released = matches!(end, Settlement::Release).then(Arc::<OnceLock<Timestamp>>::default);
-        let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
-            let (end, released) = (end.clone(), released.clone());
-            Box::pin(async move {
-                let settled = store.settle(id, attempt, end).await?;
-                if let (Some(released), Settled::Done { until }) = (released, &settled) {
-                    let _ = released.set(*until);
-                }
-                Ok(settled)
-            })
-        };
-        let is_found =
-            |settled: &Settled| released.is_none() && !matches!(settled, Settled::NotCurrent { record: None });
-        let settled = self.ask(id, false, call, is_found).await?;
-        match (&settled, released.as_ref().and_then(|released| released.get())) {
-            (Settled::NotCurrent { record: Some(record) }, Some(&until)) if record.attempt != attempt => {
-                Ok(Settled::Done { until })
-            }
-            _ => Ok(settled),
-        }
+        self.settle_at_owner(id, attempt, end).await
     }
 
     async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
@@ -383,9 +363,13 @@ impl Store for Sharded {
     }
 
     async fn is_held(&self, id: RecordId) -> Result<bool, Error> {
-        let call =
-            |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.is_held(id).await }) };
-        self.ask(id, false, call, |is_held| *is_held).await
+        let Owners { first, second } = self.owners(id)?;
+        for member in [Some(first), second].into_iter().flatten() {
+            if member.store()?.is_held(id).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {

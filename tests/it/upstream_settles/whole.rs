@@ -268,6 +268,9 @@ fn an_unknown_attempt_that_is_at_work_is_left_alone() {
     let resolve = json!({ "filter": { "key": keys[2] }, "action": "release", "reason": "tried" });
     let resolved = gates[1].admin("POST", "/api/v1/records/resolve", Some(&resolve)).json();
     assert_eq!([resolved["done"].clone(), resolved["failed"].clone()], [json!(0), json!(0)], "{resolved}");
+    let purge = json!({ "filter": { "key": keys[3] }, "reason": "tried" });
+    let purged = gates[0].admin("POST", "/api/v1/records/purge", Some(&purge)).json();
+    assert_eq!([purged["done"].clone(), purged["failed"].clone()], [json!(0), json!(0)], "{purged}");
     // It has ended, and still nobody knows how.
     at_work.run("ROLLBACK");
     pay(&keys[0]).send(&gates[1]).expect_problem(502, "upstream-broken");

@@ -152,7 +152,7 @@ fn list(databases: &[&Database]) -> Vec<(String, Settings)> {
     databases.iter().map(|database| (database.name.clone(), settings(&database.url))).collect()
 }
 
-async fn moved(from: &[&Database], to: &[&Database]) -> Result<(), OpenError> {
+async fn moved(from: &[&Database], to: &[&Database]) -> Result<(), MoveError> {
     move_records(&Move { from: list(from), to: list(to), is_preparation: false }, &mut |_| ()).await
 }
 
@@ -173,7 +173,10 @@ async fn records_do_not_move_to_databases_that_are_a_store_already() {
     let Some(single) = another() else { return };
     for from in [&[&a, &b][..], &[&single]] {
         let error = moved(from, &[&c, &d]).await.unwrap_err();
-        assert!(matches!(&error, OpenError::Layout(Misfit::OtherStore { name, .. }) if *name == c.name), "{error}");
+        assert!(
+            matches!(&error, MoveError::Refused(OpenError::Layout(Misfit::OtherStore { name, .. })) if *name == c.name),
+            "{error}"
+        );
     }
     assert_eq!(standing([&a, &b]), at_first());
 }
@@ -185,7 +188,10 @@ async fn a_database_that_says_it_is_over_moves_nothing_while_another_knows_of_no
     // As a backup of before it joined is, and as one was left that was refused in the middle.
     a.run("DELETE FROM oncegate.layout; DELETE FROM oncegate.owned");
     let error = moved(&[&a], &[&a, &b]).await.unwrap_err();
-    assert!(matches!(&error, OpenError::Layout(Misfit::NotOfMove { name, .. }) if *name == b.name), "{error}");
+    assert!(
+        matches!(&error, MoveError::Refused(OpenError::Layout(Misfit::NotOfMove { name, .. })) if *name == b.name),
+        "{error}"
+    );
     assert_eq!(a.value("SELECT count(*) FROM oncegate.layout"), "0");
 }
 
@@ -195,7 +201,7 @@ async fn databases_that_own_the_same_ids_move_nothing() {
     b.run("UPDATE oncegate.owned SET first = '\\x70'");
     for (from, to) in [([&a, &b], [&b, &a]), ([&a, &b], [&a, &b])] {
         let error = moved(&from, &to).await.unwrap_err();
-        assert!(matches!(&error, OpenError::Layout(Misfit::OwnedTwice { .. })), "{error}");
+        assert!(matches!(&error, MoveError::Refused(OpenError::Layout(Misfit::OwnedTwice { .. }))), "{error}");
     }
 }
 
