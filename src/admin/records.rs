@@ -28,7 +28,7 @@ use crate::store::{self, Cursor, Error, ErrorKind, Filter, RecordEntry, SETTLE_T
 /// How long pages are looked through for the first record of a scope. An empty page may have a next one.
 const LIST_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a record is held at most that a gate removes.
+/// For how long a gate holds a record, at most, while it removes it.
 const MOMENT: Duration = Duration::from_millis(200);
 
 /// How many records are looked through at once for those of a scope.

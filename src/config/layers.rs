@@ -450,7 +450,7 @@ mod tests {
         }
     }
 
-    /// A list or a table is what it is in a file; what is not TOML is read by laxer rules, or is text.
+    /// A variable holds a list or a table as a file does. What is not TOML is read by laxer rules, or is text.
     #[test]
     fn lists_and_tables_of_variables_are_toml() {
         for text in [

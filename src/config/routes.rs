@@ -400,7 +400,7 @@ fn check_fingerprint(table: &Table<'_>, policy: &Policy) {
     }
 }
 
-/// Reports each part of a scope that begins like this: it needs what is not configured.
+/// Reports each scope part with this prefix: the configuration lacks what the part needs.
 pub(super) fn refuse_scope_parts(root: &Table<'_>, prefix: &str, wrong: impl Fn() -> Wrong) {
     let routes = root.tables("routes", SECTION).unwrap_or_default();
     for table in routes.into_iter().chain([root.table("defaults", policy::SECTION)]) {

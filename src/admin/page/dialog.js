@@ -18,7 +18,7 @@ export async function change(opener, what, { element, load, say, signal }) {
   // What opened it may have been made anew.
   const isOpener = button => button.ariaLabel === opener.ariaLabel && button.textContent === opener.textContent;
   const back = wasDone ? null : [...element.querySelectorAll("button")].find(isOpener);
-  // What is hidden takes no focus.
+  // A hidden button takes no focus.
   (back?.offsetParent ? back : element.querySelector("h1")).focus();
 }
 
@@ -77,7 +77,7 @@ function askTwice({ title, fields, isRight = () => true, look, act }, signal) {
 
     function second({ name, isDanger, changed, parts }) {
       const go = h("button", { type: "button", class: isDanger ? "danger" : "main", id: "confirm", onclick: confirm }, name);
-      // It may stand where the button for the second look stood: the second click of a double-click is none. Keys have no such clicks.
+      // This button may appear where "Look at it again" was: the second click of a double-click must not press it. A key press has the detail 0.
       const shown = performance.now();
       function confirm({ detail }) { if (detail === 0 || performance.now() - shown > 500) carryOut(name); }
       turn(`${name}: look again`, changed ? h("p", { class: "wrong" }, changed) : null, parts,

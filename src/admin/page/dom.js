@@ -135,7 +135,7 @@ export function pager({ gate, signal, announce, hint, read, show }, cursors = hi
   };
 }
 
-// A choice of one of some words, or of any. A link may name another one: the gate says what is wrong with it.
+// Chooses one of the words, or any. A word that only a link names stays as it is, so that the gate refuses it and says why.
 export const choice = (id, words, chosen = "") => h("select", { id }, ["", ...words, ...(chosen === "" || words.includes(chosen) ? [] : [chosen])].map(word =>
   h("option", { value: word, selected: word === chosen }, word === "" ? "any" : word)));
 

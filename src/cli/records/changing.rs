@@ -344,7 +344,7 @@ impl Change {
                 answer = sent => answer,
                 () = &mut interrupted => Err(anyhow!(
                     "interrupted: the gate still finishes the last request, which takes up to some 15 s, and changes no more after that; \
-                     `oncegate audit --action bulk-{}` says then what was done",
+                     `oncegate audit --action bulk-{}` then says what was done",
                     self.path
                 )),
             };

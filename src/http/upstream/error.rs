@@ -72,7 +72,7 @@ pub(super) fn not_sent(error: hyper::Error) -> NotSent {
     }
 }
 
-/// What is wrong with the head of an answer, where that is the cause.
+/// The fault of an answer's head, if it is the cause.
 fn head_fault(cause: &(dyn std::error::Error + 'static)) -> Option<HeadFault> {
     // An io::Error names as its source that of the error in it.
     cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref().copied()
