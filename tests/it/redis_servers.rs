@@ -126,6 +126,11 @@ fn a_cluster_serves_all_slots_until_a_node_is_killed() {
 fn a_replica_takes_the_place_of_a_killed_node() {
     let Some(cluster) = Cluster::with(1, &[("requirepass", "s3cret")]) else { return };
     assert_eq!(cluster.nodes().count(), 6);
+    // A replica that has not heard of a new epoch of its primary is never elected in its place.
+    for shard in 0..3 {
+        let said = cluster.primary(shard).expect("a primary").ask(&["CLUSTER", "INFO"]).text();
+        assert!(said.contains(&format!("cluster_my_epoch:{}\r\n", shard + 1)), "shard {shard}: {said}");
+    }
     let key = b"a";
     let shard = cluster.shard_of(key);
     let primary = cluster.primary(shard).expect("a primary");

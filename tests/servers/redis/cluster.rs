@@ -55,7 +55,12 @@ impl Cluster {
         for (nth, shard) in self.shards.iter().enumerate() {
             let (first, last) = (nth * SLOTS / SHARDS, (nth + 1) * SLOTS / SHARDS - 1);
             ask(&shard[0], &["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
-            ask(&shard[0], &["CLUSTER", "SET-CONFIG-EPOCH", &(nth + 1).to_string()]);
+        }
+        // One for each node, the primaries' first: nodes that find one taken twice choose others, and a replica that has
+        // not heard of its primary's is denied every vote.
+        let primaries = self.shards.iter().map(|shard| &shard[0]);
+        for (nth, node) in primaries.chain(self.shards.iter().flat_map(|shard| &shard[1..])).enumerate() {
+            ask(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(nth + 1).to_string()]);
         }
         let first = &self.shards[0][0];
         let (ip, port) = (first.address().ip().to_string(), first.address().port().to_string());
