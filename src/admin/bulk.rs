@@ -55,7 +55,7 @@ const SHOWN: usize = 100;
 /// What came of it.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "BulkReport")]
-pub(super) struct Report {
+pub(super) struct BulkReport {
     /// How many records and accepted requests the filter found, of those that are to be changed.
     matched: u64,
     /// How many of them are accepted requests that have no record yet, and are not delivered any more.
@@ -94,7 +94,7 @@ pub(super) struct Report {
 
 /// Where a request goes on.
 #[derive(Clone, Copy)]
-enum Place {
+enum BulkCursor {
     /// With the records after this id.
     Records(RecordId),
     /// With the accepted requests after this one.
@@ -102,7 +102,7 @@ enum Place {
 }
 
 /// What happens to each record that is found.
-enum Change {
+enum BulkChange {
     Purge,
     Resolve(Resolution),
     Retry,
@@ -111,7 +111,7 @@ enum Change {
 /// One request.
 struct Bulk<'a> {
     state: &'a State,
-    change: Change,
+    change: BulkChange,
     /// Whether nothing is to be changed.
     is_dry_run: bool,
     /// As it was given, for the audit entry.
@@ -127,7 +127,9 @@ pub(super) async fn purge(state: &State, body: Incoming, asker: &Principal) -> R
     let wanted = filter.wanted(all)?;
     // By name only: an attempt of another gate may run, and a retry would run beside it.
     let spares_in_flight = wanted.state != Some(record::State::InFlight);
-    Bulk::new(state, Change::Purge, dry_run, given, reason, asker)?.run(wanted, spares_in_flight, as_of, after).await
+    Bulk::new(state, BulkChange::Purge, dry_run, given, reason, asker)?
+        .run(wanted, spares_in_flight, as_of, after)
+        .await
 }
 
 /// `POST /api/v1/records/retry`
@@ -138,7 +140,7 @@ pub(super) async fn retry(state: &State, body: Incoming, asker: &Principal) -> R
     if wanted.state.is_some() {
         return Err(bad("`state` must be left out: what can be retried is dead, and that is no state of a record"));
     }
-    Bulk::new(state, Change::Retry, dry_run, given, reason, asker)?.run(wanted, false, as_of, after).await
+    Bulk::new(state, BulkChange::Retry, dry_run, given, reason, asker)?.run(wanted, false, as_of, after).await
 }
 
 /// `POST /api/v1/records/resolve`
@@ -153,7 +155,7 @@ pub(super) async fn resolve(state: &State, body: Incoming, asker: &Principal) ->
         None | Some(record::State::Unknown) => {}
         Some(_) => return Err(bad("`state` can be `unknown` only: other records have nothing to resolve")),
     }
-    Bulk::new(state, Change::Resolve(resolution), body.dry_run, given, body.reason, asker)?
+    Bulk::new(state, BulkChange::Resolve(resolution), body.dry_run, given, body.reason, asker)?
         .run(wanted, false, body.as_of, body.after)
         .await
 }
@@ -161,7 +163,7 @@ pub(super) async fn resolve(state: &State, body: Incoming, asker: &Principal) ->
 impl<'a> Bulk<'a> {
     fn new(
         state: &'a State,
-        change: Change,
+        change: BulkChange,
         is_dry_run: bool,
         filter: Map<String, Value>,
         reason: String,
@@ -182,11 +184,11 @@ impl<'a> Bulk<'a> {
     ) -> Result<Answer, Problem> {
         let as_of = as_of.map(|time| parse_time(&time).ok_or_else(|| bad(AS_OF))).transpose()?;
         let after =
-            after.map(|after| Place::parse(&after).ok_or_else(|| bad("`after` must be the `next` of an answer")));
+            after.map(|after| BulkCursor::parse(&after).ok_or_else(|| bad("`after` must be the `next` of an answer")));
         let after = after.transpose()?;
         let _slot = self.state.change_slot()?;
         self.state.needs_all_databases().await?;
-        let mut report = Report { as_of, ..Report::default() };
+        let mut report = BulkReport { as_of, ..BulkReport::default() };
         // A later part may find nothing where an earlier one did.
         let unused = wanted.unused_scope(self.state).filter(|_| after.is_none());
         let Some(mut selection) = wanted.select(self.state) else {
@@ -215,18 +217,18 @@ impl<'a> Bulk<'a> {
         &self,
         selection: Selection,
         spares_in_flight: bool,
-        after: Option<Place>,
-        report: &mut Report,
+        after: Option<BulkCursor>,
+        report: &mut BulkReport,
     ) -> Result<(), Problem> {
         let (started, store) = (Instant::now(), self.state.opened()?);
         let mut after = match after {
-            Some(Place::Accepted(after)) => {
+            Some(BulkCursor::Accepted(after)) => {
                 return self.go_through_accepted(&selection, Some(after), started, report).await;
             }
-            None if matches!(self.change, Change::Retry) => {
+            None if matches!(self.change, BulkChange::Retry) => {
                 return self.go_through_accepted(&selection, None, started, report).await;
             }
-            Some(Place::Records(after)) => Some(after),
+            Some(BulkCursor::Records(after)) => Some(after),
             None => None,
         };
         let Selection { filter, tags, on_file, prefixes } = &selection;
@@ -246,22 +248,22 @@ impl<'a> Bulk<'a> {
                 report.of_unknown_scope += sift(&mut found, tags, on_file, |listed| listed);
             }
             report.in_flight += leave(&mut found, |record| spares_in_flight && record.state == record::State::InFlight);
-            if let Change::Resolve(resolution) = &self.change {
+            if let BulkChange::Resolve(resolution) = &self.change {
                 report.unreadable += leave(&mut found, |record| !resolution.is_readable(record));
             }
             found.iter().for_each(|found| report.found(found));
-            if matches!(self.change, Change::Resolve(Resolution::Release)) {
+            if matches!(self.change, BulkChange::Resolve(Resolution::Release)) {
                 report.to_retry += self.count_dead(&found).await;
             }
             if !self.is_dry_run {
                 self.change_all(found, report).await?;
             }
             after = chunk.next;
-            if after.is_none() && matches!(self.change, Change::Purge) {
+            if after.is_none() && matches!(self.change, BulkChange::Purge) {
                 return self.go_through_accepted(&selection, None, started, report).await;
             }
             if after.is_none() || started.elapsed() >= PATIENCE {
-                report.next = after.map(|after| Place::Records(after).to_string());
+                report.next = after.map(|after| BulkCursor::Records(after).to_string());
                 return Ok(());
             }
             // One may be away by now.
@@ -289,7 +291,7 @@ impl<'a> Bulk<'a> {
         count
     }
 
-    async fn change_all(&self, found: Vec<RecordEntry>, report: &mut Report) -> Result<(), Problem> {
+    async fn change_all(&self, found: Vec<RecordEntry>, report: &mut BulkReport) -> Result<(), Problem> {
         let failed = AtomicU64::new(report.failed);
         // Each that has begun is waited for: it must not be changed without its line in the log.
         let mut changes = stream::iter(found)
@@ -310,10 +312,10 @@ impl<'a> Bulk<'a> {
     /// Whether the record was changed; not if it is another one by now, or a transaction holds it.
     async fn apply(&self, found: RecordEntry) -> Result<bool, Problem> {
         let changed = match &self.change {
-            Change::Purge => purge_one(&**self.state.opened()?, &found).await,
-            Change::Resolve(resolution) => resolution.apply(self.state, &found).await.map(|()| true),
+            BulkChange::Purge => purge_one(&**self.state.opened()?, &found).await,
+            BulkChange::Resolve(resolution) => resolution.apply(self.state, &found).await.map(|()| true),
             // It is about deliveries.
-            Change::Retry => Ok(false),
+            BulkChange::Retry => Ok(false),
         };
         let changed = match changed {
             Err(problem) if problem.is_about_the_record() => Ok(false),
@@ -323,7 +325,7 @@ impl<'a> Bulk<'a> {
         if changed.as_ref().is_ok_and(|is_changed| *is_changed) {
             let (found, reason) = (&found, &*self.reason);
             match &self.change {
-                Change::Resolve(resolution) => {
+                BulkChange::Resolve(resolution) => {
                     AuditEvent::Resolve { found, resolution: resolution.as_str(), reason }.log(self.asker);
                 }
                 _ => AuditEvent::Purge { found, reason: Some(reason) }.log(self.asker),
@@ -335,9 +337,9 @@ impl<'a> Bulk<'a> {
     /// Says that the store failed for this one, where it did: the answer only counts it.
     fn log_failure<T>(&self, id: RecordId, changed: &Result<T, Problem>) {
         let path = match self.change {
-            Change::Purge => "/api/v1/records/purge",
-            Change::Resolve(_) => "/api/v1/records/resolve",
-            Change::Retry => "/api/v1/records/retry",
+            BulkChange::Purge => "/api/v1/records/purge",
+            BulkChange::Resolve(_) => "/api/v1/records/resolve",
+            BulkChange::Retry => "/api/v1/records/retry",
         };
         if let Some(error) = changed.as_ref().err().and_then(|problem| problem.failure.as_ref()) {
             api::log_failure(&Method::POST, path, Some(id), error);
@@ -347,9 +349,11 @@ impl<'a> Bulk<'a> {
     fn deed(&self) -> AuditEvent<'_> {
         let (filter, reason) = (&self.filter, &*self.reason);
         match &self.change {
-            Change::Retry => AuditEvent::BulkRetry { filter, reason },
-            Change::Purge => AuditEvent::BulkPurge { filter, reason },
-            Change::Resolve(resolution) => AuditEvent::BulkResolve { filter, resolution: resolution.as_str(), reason },
+            BulkChange::Retry => AuditEvent::BulkRetry { filter, reason },
+            BulkChange::Purge => AuditEvent::BulkPurge { filter, reason },
+            BulkChange::Resolve(resolution) => {
+                AuditEvent::BulkResolve { filter, resolution: resolution.as_str(), reason }
+            }
         }
     }
 }
@@ -410,7 +414,7 @@ fn time<S: Serializer>(time: &Option<Timestamp>, serializer: S) -> Result<S::Ok,
     time.map(rfc3339).serialize(serializer)
 }
 
-impl Place {
+impl BulkCursor {
     fn parse(text: &str) -> Option<Self> {
         match text.strip_prefix("accepted-") {
             Some(place) => place.parse().ok().map(|place| Self::Accepted(Sequence(place))),
@@ -419,7 +423,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for BulkCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Records(id) => id.fmt(f),
@@ -428,7 +432,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl Report {
+impl BulkReport {
     /// Whether the filter finds nothing at all.
     fn found_nothing(&self) -> bool {
         self.matched + self.in_flight + self.unreadable + self.of_unknown_scope + self.of_unknown_outcome == 0

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, ProblemBody, with_body};
 use super::audit::{AuditAction, EntryPage};
-use super::bulk::{ChangeAllBody, Report, ResolveAllBody};
+use super::bulk::{BulkReport, ChangeAllBody, ResolveAllBody};
 use super::deliveries::{Page as DeliveryPage, RetryBody, RouteBody, STATES};
 use super::endpoints::{ENDPOINTS, Endpoint, Resource};
 use super::forms::{self, pattern};
@@ -235,12 +235,12 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
         Resource::PurgeAll => {
             let summary = "Remove all records that a filter finds, or count them.";
             let body = schemas.of_request::<ChangeAllBody>();
-            Operation::read("purgeRecords", summary, schemas.of::<Report>()).taking(body)
+            Operation::read("purgeRecords", summary, schemas.of::<BulkReport>()).taking(body)
         }
         Resource::ResolveAll => {
             let summary = "Resolve all unknown records that a filter finds, or count them.";
             let body = schemas.of_request::<ResolveAllBody>();
-            Operation::read("resolveRecords", summary, schemas.of::<Report>()).taking(body)
+            Operation::read("resolveRecords", summary, schemas.of::<BulkReport>()).taking(body)
         }
         Resource::RetryAll => {
             let summary =
@@ -248,7 +248,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
             // What can be retried is dead, and that is no state of a record.
             let stateless = json!({ "properties": { "filter": { "not": { "required": ["state"] } } } });
             let body = json!({ "allOf": [schemas.of_request::<ChangeAllBody>(), stateless] });
-            Operation::read("retryDeliveries", summary, schemas.of::<Report>()).taking(body)
+            Operation::read("retryDeliveries", summary, schemas.of::<BulkReport>()).taking(body)
         }
         Resource::Reseal => {
             let after = record_id();

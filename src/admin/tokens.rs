@@ -49,10 +49,10 @@ impl std::fmt::Debug for Secret {
 }
 
 /// The tokens in force, as they are compared.
-pub(super) struct Tokens(Vec<Known>);
+pub(super) struct Tokens(Vec<TokenDigest>);
 
 /// One of them.
-pub(super) struct Known {
+pub(super) struct TokenDigest {
     pub(super) name: Arc<str>,
     pub(super) role: Role,
     pub(super) is_guessable: bool,
@@ -65,7 +65,7 @@ impl Tokens {
         let known = |Token { name, role, secret }: &Token| {
             let secret = secret.0.trim();
             let is_guessable = secret.len() < UNGUESSABLE;
-            Known { name: Arc::clone(name), role: *role, is_guessable, digest: Sha256::digest(secret).into() }
+            TokenDigest { name: Arc::clone(name), role: *role, is_guessable, digest: Sha256::digest(secret).into() }
         };
         Self(tokens.iter().map(known).collect())
     }
@@ -76,13 +76,13 @@ impl Tokens {
     }
 
     /// The token that is presented. Each is compared, whether one before it is equal or not.
-    pub(super) fn find(&self, presented: &str) -> Option<&Known> {
+    pub(super) fn find(&self, presented: &str) -> Option<&TokenDigest> {
         let digest: [u8; 32] = Sha256::digest(presented).into();
         self.0.iter().fold(None, |found, known| if known.is(&digest) { Some(known) } else { found })
     }
 }
 
-impl Known {
+impl TokenDigest {
     fn is(&self, digest: &[u8; 32]) -> bool {
         let difference = self.digest.iter().zip(digest).fold(0, |difference, (a, b)| difference | (a ^ b));
         std::hint::black_box(difference) == 0

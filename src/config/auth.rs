@@ -17,7 +17,7 @@ use super::upstreams::encryption::{self, Tls};
 use super::{routes, secrets};
 use crate::gate::admission::jwt::{Algorithm, JwksUrl, KeySet, KeySource, Settings, Unusable, is_for_secrets};
 use crate::http::limits::Limits;
-use crate::http::upstream::{self, Place, Protocol, Sharing};
+use crate::http::upstream::{self, Protocol, Sharing, UpstreamAddress};
 use crate::route::Router;
 
 keys! {
@@ -89,7 +89,7 @@ const SOURCES: [&str; 4] = ["secret_file", "pem_file", "jwks_file", "jwks_url"];
 #[derive(Clone)]
 pub(super) struct Location {
     text: String,
-    place: Place,
+    place: UpstreamAddress,
     is_encrypted: bool,
     authority: HeaderValue,
     target: Uri,
@@ -263,7 +263,7 @@ fn location(node: &Node<'_>) -> Result<Location, Wrong> {
     }
     let target = uri.path_and_query().cloned().map_or_else(|| Uri::from_static("/"), Uri::from);
     let authority = HeaderValue::from_str(authority.as_str()).map_err(|_| wrong())?;
-    Ok(Location { text: text.to_owned(), place: Place::Tcp { host, port }, is_encrypted, authority, target })
+    Ok(Location { text: text.to_owned(), place: UpstreamAddress::Tcp { host, port }, is_encrypted, authority, target })
 }
 
 /// Whether a host is this machine.

@@ -15,7 +15,7 @@ use super::limits::COUNTS;
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
 use crate::http::socket::Listen;
-use crate::http::upstream::{Place, Protocol, Settings, Sharing};
+use crate::http::upstream::{Protocol, Settings, Sharing, UpstreamAddress};
 
 pub(super) mod encryption;
 pub(super) mod location;
@@ -144,9 +144,9 @@ pub(super) fn advise_on_places(root: &Table<'_>, upstreams: &Upstreams, server: 
 }
 
 /// Whether a connection to a place arrives at a listener.
-fn is_at(listen: &Listen, place: &Place) -> bool {
+fn is_at(listen: &Listen, place: &UpstreamAddress) -> bool {
     match (listen, place) {
-        (Listen::Address(own), Place::Tcp { host, port }) => {
+        (Listen::Address(own), UpstreamAddress::Tcp { host, port }) => {
             let own_ip = own.ip();
             let is_host = match host.parse::<IpAddr>() {
                 // What listens on `[::]` takes IPv4, too.
@@ -158,7 +158,7 @@ fn is_at(listen: &Listen, place: &Place) -> bool {
             };
             own.port() == *port && is_host
         }
-        (Listen::Unix(own), Place::Unix(path)) => own == path,
+        (Listen::Unix(own), UpstreamAddress::Unix(path)) => own == path,
         _ => false,
     }
 }

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use self::progress::{Place, Progress};
+use self::progress::{MessagePosition, Progress};
 use super::settings::addresses;
 use super::source::{CONSUMER, EndReply, Error, MessageEnd, POSITION, REASON, Received, Subscription, append};
 use super::{Kafka, Settings};
@@ -63,8 +63,8 @@ const PRODUCER_SETTINGS: [(&str, &str); 2] = [
 ];
 
 /// A message without its place.
-struct Taken {
-    place: Place,
+struct KafkaMessage {
+    place: MessagePosition,
     key: Option<Bytes>,
     headers: Option<OwnedHeaders>,
     /// A message may have none: it says that its key is deleted.
@@ -82,9 +82,9 @@ struct Topic {
     /// How many messages may be taken and not ended.
     most: usize,
     receipts: u64,
-    unended: HashMap<u64, Taken>,
+    unended: HashMap<u64, KafkaMessage>,
     /// Messages that came although no more may be taken.
-    ahead: VecDeque<Taken>,
+    ahead: VecDeque<KafkaMessage>,
     /// Since when no more may be taken, and whether partitions are paused for that.
     full_since: Option<Instant>,
     is_paused: bool,
@@ -283,7 +283,7 @@ impl Topic {
     }
 
     /// The next message; nothing where the client will go on by itself. A call that is given up loses none.
-    async fn take(&self) -> Result<Option<Taken>, Error> {
+    async fn take(&self) -> Result<Option<KafkaMessage>, Error> {
         match self.consumer().recv().await {
             Ok(message) => Ok(Some(self.taken(&message))),
             // The client connects to a broker again, and knows others.
@@ -296,8 +296,8 @@ impl Topic {
         }
     }
 
-    fn taken(&self, message: &BorrowedMessage<'_>) -> Taken {
-        Taken {
+    fn taken(&self, message: &BorrowedMessage<'_>) -> KafkaMessage {
+        KafkaMessage {
             place: self.group().received(message.partition(), message.offset()),
             key: message.key().map(Bytes::copy_from_slice),
             headers: message.headers().map(|headers| headers.detach()),
@@ -306,7 +306,7 @@ impl Topic {
         }
     }
 
-    fn receive(&mut self, message: Taken) -> Received {
+    fn receive(&mut self, message: KafkaMessage) -> Received {
         self.receipts += 1;
         let received = Received {
             receipt: self.receipts,
@@ -333,14 +333,14 @@ impl Topic {
     }
 
     /// Names a message among all that a topic ever had: a topic that is made again counts from 0 again, but later.
-    fn position(&self, message: &Taken) -> String {
-        let Place { partition, offset, .. } = message.place;
+    fn position(&self, message: &KafkaMessage) -> String {
+        let MessagePosition { partition, offset, .. } = message.place;
         let millis = message.millis.map_or_else(String::new, |millis| millis.to_string());
         format!("{}/{partition}/{offset}/{millis}", self.topic)
     }
 
     /// The properties of a message that it has.
-    fn properties(&self, message: &Taken) -> Vec<(&'static str, Bytes)> {
+    fn properties(&self, message: &KafkaMessage) -> Vec<(&'static str, Bytes)> {
         let values = [
             message.key.clone(),
             Some(self.position(message).into()),
@@ -351,7 +351,7 @@ impl Topic {
     }
 
     /// Publishes a message again, to the dead letters, with the reason. Durable when it returns.
-    async fn bury(&self, message: &Taken, reason: &str) -> Result<(), Error> {
+    async fn bury(&self, message: &KafkaMessage, reason: &str) -> Result<(), Error> {
         let mut headers = message.headers.clone().unwrap_or_default();
         let position = self.position(message);
         for (key, value) in [(REASON, reason), (CONSUMER, &*self.name), (POSITION, &*position)] {

@@ -234,17 +234,17 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
 struct Lanes(HashMap<Bytes, (u32, Option<oneshot::Receiver<()>>)>);
 
 /// The place of a message in its lane. Dropped, it lets the next one run.
-struct Place {
+struct Turn {
     before: Option<oneshot::Receiver<()>>,
     _after: oneshot::Sender<()>,
 }
 
 impl Lanes {
-    fn join(&mut self, lane: Bytes) -> Place {
+    fn join(&mut self, lane: Bytes) -> Turn {
         let (after, next) = oneshot::channel();
         let (count, last) = self.0.entry(lane).or_default();
         *count += 1;
-        Place { before: last.replace(next), _after: after }
+        Turn { before: last.replace(next), _after: after }
     }
 
     fn left(&mut self, lane: &Bytes) {
@@ -264,7 +264,7 @@ struct Finished {
     end: MessageEnd,
     in_hand: Option<MessageInHand>,
     /// The next of its lane runs when the broker has the end of this one.
-    _place: Place,
+    _place: Turn,
 }
 
 impl Finished {
@@ -348,7 +348,7 @@ impl MessageTask {
     async fn run<F: Fn() -> Arc<Gate> + Send + Sync + 'static>(
         self,
         shared: Arc<Shared<F>>,
-        mut place: Place,
+        mut place: Turn,
         returning: watch::Receiver<bool>,
     ) -> Finished {
         let Self { receipt, key, lane, position, message } = self;
@@ -401,7 +401,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
         &self,
         message: &Message,
         key: Bytes,
-        place: &mut Place,
+        place: &mut Turn,
         mut returning: watch::Receiver<bool>,
     ) -> (MessageEnd, Option<MessageInHand>) {
         if let Some(before) = place.before.take() {

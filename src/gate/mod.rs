@@ -59,7 +59,7 @@ use crate::http::forwarding::{Forwarding, new_request_id, parent};
 use crate::http::headers::OwnHeaders;
 use crate::http::problem::Problem;
 use crate::http::request_body::RequestBody;
-use crate::http::server::{Handler, Known, Peer};
+use crate::http::server::{Handler, MalformedHead, Peer};
 use crate::http::upgrade::Upgrades;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
@@ -437,11 +437,11 @@ impl Handler for Gate {
         response.map(|body| body.with_request_guard(permit.ok(), Some(timer), report))
     }
 
-    fn refuse(&self, fault: Fault, known: Known<'_>, peer: &Peer) -> Response<Body> {
+    fn refuse(&self, fault: Fault, known: MalformedHead<'_>, peer: &Peer) -> Response<Body> {
         let id = new_request_id();
         let seen = || match known {
-            Known::Raw(head) => Seen::of_line(head_lines(head).next().unwrap_or_default()),
-            Known::Head(head) => Seen::of_head(&head.method, &head.uri, head.version, &head.headers),
+            MalformedHead::Raw(head) => Seen::of_line(head_lines(head).next().unwrap_or_default()),
+            MalformedHead::Head(head) => Seen::of_head(&head.method, &head.uri, head.version, &head.headers),
         };
         let report = self.report(id, peer, || None, seen);
         let Reply { outcome, response, .. } = self.reply_to_fault(fault, known, id);

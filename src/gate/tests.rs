@@ -80,7 +80,7 @@ pub(crate) fn upstream_settings() -> upstream::Settings {
     let minute = Duration::from_secs(60);
     upstream::Settings {
         name: "app".into(),
-        places: vec![upstream::Place::Tcp { host: "app".into(), port: 80 }],
+        places: vec![upstream::UpstreamAddress::Tcp { host: "app".into(), port: 80 }],
         tls: None,
         protocol: upstream::Protocol::Http1,
         timeout: minute,

@@ -113,12 +113,12 @@ pub trait Handler: Send + Sync + 'static {
     ) -> impl Future<Output = Response<Body>> + Send;
 
     /// Answers a malformed request of a client at `peer`.
-    fn refuse(&self, fault: Fault, known: Known<'_>, peer: &Peer) -> Response<Body>;
+    fn refuse(&self, fault: Fault, known: MalformedHead<'_>, peer: &Peer) -> Response<Body>;
 }
 
 /// What is known of a malformed request.
 #[derive(Clone, Copy, Debug)]
-pub enum Known<'a> {
+pub enum MalformedHead<'a> {
     /// The lines of its head that came, each of which may be malformed.
     Raw(&'a [u8]),
     /// Its head.
@@ -359,7 +359,7 @@ async fn http1<S, H>(
                     peer.interim = Some(interim).filter(|_| version == Version::HTTP_11);
                     handler.handle(request.map(RequestBody::from), peer).await
                 }
-                Err(RefusedRequest { fault, head }) => handler.refuse(fault, Known::Raw(&head), &peer),
+                Err(RefusedRequest { fault, head }) => handler.refuse(fault, MalformedHead::Raw(&head), &peer),
             };
             // hyper would write one of its own.
             if response.status().canonical_reason().is_none() && response.extensions().get::<ReasonPhrase>().is_none() {

@@ -35,15 +35,15 @@ pub trait Deliveries: Send + Sync {
     async fn take_due(&self, take: Take) -> Result<Batch, Error>;
 
     /// Changes a delivery. Durable when it returns. False, and nothing changes, where it is no longer the one that was
-    /// taken; for all but [`Change::Finish`] also where its hold has ended and somebody else took it.
-    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error>;
+    /// taken; for all but [`DeliveryChange::Finish`] also where its hold has ended and somebody else took it.
+    async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error>;
 
     /// Makes a dead delivery due now, with no attempts behind it. False if there is none that is dead.
     async fn requeue(&self, id: RecordId) -> Result<bool, Error>;
 
     /// Removes the delivery of this token, whatever its state. Returns whether there was one.
     async fn discard(&self, id: RecordId, token: AttemptToken) -> Result<bool, Error> {
-        self.change(Held { id, token, until: Timestamp(0) }, Change::Finish).await
+        self.change(DeliveryHold { id, token, until: Timestamp(0) }, DeliveryChange::Finish).await
     }
 
     /// Deliveries that pass `filter`, in the order of acceptance: at most `limit` (at least 1) after `after`.
@@ -188,7 +188,7 @@ pub(super) struct Pick<T> {
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// The deliveries.
-    pub taken: Vec<Taken>,
+    pub taken: Vec<TakenDelivery>,
     /// There may be more that are due.
     pub is_more: bool,
     /// When the next of those that were seen is due, if nothing is due now and that is known.
@@ -197,7 +197,7 @@ pub struct Batch {
 
 /// A delivery that was taken.
 #[derive(Clone, Debug)]
-pub struct Taken {
+pub struct TakenDelivery {
     /// It, as it is now: it is due when the hold ends.
     pub delivery: Delivery,
     /// See [`NewDelivery::request`].
@@ -208,7 +208,7 @@ pub struct Taken {
 
 /// Which delivery was taken, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct DeliveryHold {
     /// Its id.
     pub id: RecordId,
     /// Its token.
@@ -219,7 +219,7 @@ pub struct Held {
 
 /// What to do with a delivery that was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum DeliveryChange {
     /// Its record has its end: it is removed.
     Finish,
     /// It is due again after a time.
@@ -319,14 +319,14 @@ impl NewDelivery {
     }
 }
 
-impl Taken {
+impl TakenDelivery {
     /// What names it in its changes.
     #[must_use]
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> DeliveryHold {
         let until = match self.delivery.state {
             DeliveryState::Queued { due: until } | DeliveryState::Dead { until } => until,
         };
-        Held { id: self.delivery.id, token: self.delivery.token, until }
+        DeliveryHold { id: self.delivery.id, token: self.delivery.token, until }
     }
 }
 

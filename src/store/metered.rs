@@ -11,8 +11,8 @@ use tokio::sync::broadcast;
 
 use super::audit::{self, EntryFilter, EntryPage, NewEntry, Position};
 use super::deliveries::{
-    self, Acceptance, Batch, Change, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held, NewDelivery,
-    Sequence, Take,
+    self, Acceptance, Batch, Delivery, DeliveryChange, DeliveryCount, DeliveryFilter, DeliveryHold, DeliveryPage,
+    NewDelivery, Sequence, Take,
 };
 use super::outage::{OperationHealth, Role, StoreHealth};
 use super::{
@@ -356,7 +356,7 @@ impl Deliveries for Metered {
         self.timed(StoreOp::TakeDue, deliveries::of(&*self.store)?.take_due(take)).await
     }
 
-    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+    async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error> {
         self.timed(StoreOp::ChangeDelivery, deliveries::of(&*self.store)?.change(taken, change)).await
     }
 

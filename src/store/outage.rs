@@ -67,7 +67,7 @@ struct Outage {
 
 /// What is logged.
 #[derive(Debug, PartialEq)]
-enum Report {
+enum HealthEvent {
     OutageBegan,
     OutageOver { lasted: Duration, claims_failed: u64 },
     OperationFails,
@@ -96,7 +96,7 @@ impl StoreHealth {
     pub(super) fn worked(&self, operation: &OperationHealth) {
         let (name, database) = (operation.name, self.database.as_deref());
         match self.after_success(operation) {
-            Some(Report::OutageOver { lasted, claims_failed }) => {
+            Some(HealthEvent::OutageOver { lasted, claims_failed }) => {
                 tracing::info!(
                     database,
                     seconds = lasted.as_millis() as f64 / 1000.0,
@@ -113,7 +113,7 @@ impl StoreHealth {
     pub(super) fn failed(&self, operation: &OperationHealth, error: &Error) {
         let (name, database) = (operation.name, self.database.as_deref());
         match self.after_failure(operation, error.cause().kind) {
-            Some(Report::OutageBegan) => {
+            Some(HealthEvent::OutageBegan) => {
                 let fate = "get 503 store-unavailable, and routes with store_failure = `forward` run them unprotected";
                 let (what, whose) = match self.has_others {
                     true => ("one database of the store", "whose keys are there"),
@@ -140,7 +140,7 @@ impl StoreHealth {
         }
     }
 
-    fn after_success(&self, operation: &OperationHealth) -> Option<Report> {
+    fn after_success(&self, operation: &OperationHealth) -> Option<HealthEvent> {
         if operation.role == Role::Claims {
             self.claims.fetch_add(1, Relaxed);
         }
@@ -148,7 +148,7 @@ impl StoreHealth {
             operation.failures.store(0, Relaxed);
             // In an outage, the end of the outage tells of it.
             if operation.is_reported.swap(false, Relaxed) && !self.is_out.load(Relaxed) {
-                return Some(Report::OperationWorks);
+                return Some(HealthEvent::OperationWorks);
             }
         }
         if !self.is_out.load(Relaxed) {
@@ -165,10 +165,10 @@ impl StoreHealth {
         };
         let Outage { began, claims_failed, .. } = outage.take_if(is_over)?;
         self.is_out.store(false, Relaxed);
-        Some(Report::OutageOver { lasted: began.elapsed(), claims_failed })
+        Some(HealthEvent::OutageOver { lasted: began.elapsed(), claims_failed })
     }
 
-    fn after_failure(&self, operation: &OperationHealth, kind: ErrorKind) -> Option<Report> {
+    fn after_failure(&self, operation: &OperationHealth, kind: ErrorKind) -> Option<HealthEvent> {
         let failures = operation.failures.fetch_add(1, Relaxed).saturating_add(1);
         let claims = self.claims.load(Relaxed);
         let is_outage = match operation.role {
@@ -202,13 +202,13 @@ impl StoreHealth {
                     has_stopped_heartbeat: is_heartbeat,
                 });
                 self.is_out.store(true, Relaxed);
-                Some(Report::OutageBegan)
+                Some(HealthEvent::OutageBegan)
             }
             // Once is not worth a word.
             None if failures == 1 || operation.is_reported.load(Relaxed) || !operation.is_report_due() => None,
             None => {
                 operation.is_reported.store(true, Relaxed);
-                Some(Report::OperationFails)
+                Some(HealthEvent::OperationFails)
             }
         }
     }
@@ -220,7 +220,7 @@ mod tests {
 
     const DOWN: ErrorKind = ErrorKind::Unavailable;
 
-    fn beat_fails(health: &StoreHealth, heartbeat: &OperationHealth) -> Option<Report> {
+    fn beat_fails(health: &StoreHealth, heartbeat: &OperationHealth) -> Option<HealthEvent> {
         health.heartbeat_begins(heartbeat);
         health.after_failure(heartbeat, DOWN)
     }
@@ -247,7 +247,7 @@ mod tests {
     async fn an_outage_is_two_lines() {
         let Fake { health, claim, expire_leases, settle, .. } = store();
         assert_eq!(health.after_success(&claim), None);
-        assert_eq!(health.after_failure(&claim, DOWN), Some(Report::OutageBegan));
+        assert_eq!(health.after_failure(&claim, DOWN), Some(HealthEvent::OutageBegan));
         for _ in 0..10 {
             tokio::time::advance(Duration::from_secs(1)).await;
             for operation in [&claim, &expire_leases, &settle] {
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(health.after_success(&settle), None);
         tokio::time::advance(QUIET).await;
         assert_eq!(health.after_success(&settle), None, "settling alone does not show that claims work");
-        let over = Report::OutageOver { lasted: Duration::from_secs(12), claims_failed: 11 };
+        let over = HealthEvent::OutageOver { lasted: Duration::from_secs(12), claims_failed: 11 };
         assert_eq!(health.after_success(&expire_leases), Some(over));
         assert_eq!(health.after_success(&claim), None);
     }
@@ -268,30 +268,33 @@ mod tests {
         let Fake { health, claim, expire_leases, .. } = store();
         assert_eq!(health.after_success(&claim), None);
         assert_eq!(beat_fails(&health, &expire_leases), None);
-        assert_eq!(beat_fails(&health, &expire_leases), Some(Report::OutageBegan));
+        assert_eq!(beat_fails(&health, &expire_leases), Some(HealthEvent::OutageBegan));
         tokio::time::advance(QUIET).await;
-        let over = Report::OutageOver { lasted: QUIET, claims_failed: 0 };
+        let over = HealthEvent::OutageOver { lasted: QUIET, claims_failed: 0 };
         assert_eq!(health.after_success(&expire_leases), Some(over));
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_only_claims_fail_a_claim_ends_the_outage() {
         let Fake { health, claim, expire_leases, .. } = store();
-        assert_eq!(health.after_failure(&claim, DOWN), Some(Report::OutageBegan));
+        assert_eq!(health.after_failure(&claim, DOWN), Some(HealthEvent::OutageBegan));
         tokio::time::advance(QUIET * 10).await;
         assert_eq!(health.after_success(&expire_leases), None);
-        let over = Report::OutageOver { lasted: QUIET * 10, claims_failed: 1 };
+        let over = HealthEvent::OutageOver { lasted: QUIET * 10, claims_failed: 1 };
         assert_eq!(health.after_success(&claim), Some(over));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_heartbeat_ends_an_outage_after_the_last_claim_worked() {
         let Fake { health, claim, expire_leases, .. } = store();
-        assert_eq!(health.after_failure(&claim, DOWN), Some(Report::OutageBegan));
+        assert_eq!(health.after_failure(&claim, DOWN), Some(HealthEvent::OutageBegan));
         assert_eq!(health.after_success(&claim), None, "it may fail again at once");
         assert_eq!(health.after_success(&expire_leases), None);
         tokio::time::advance(QUIET).await;
-        assert_eq!(health.after_success(&expire_leases), Some(Report::OutageOver { lasted: QUIET, claims_failed: 1 }));
+        assert_eq!(
+            health.after_success(&expire_leases),
+            Some(HealthEvent::OutageOver { lasted: QUIET, claims_failed: 1 })
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -300,9 +303,9 @@ mod tests {
         for operation in [&expire_leases, &settle] {
             assert_eq!(health.after_failure(operation, DOWN), None, "once is not reported");
             assert_eq!(health.after_success(&claim), None);
-            assert_eq!(health.after_failure(operation, DOWN), Some(Report::OperationFails));
+            assert_eq!(health.after_failure(operation, DOWN), Some(HealthEvent::OperationFails));
             assert_eq!(health.after_failure(operation, DOWN), None);
-            assert_eq!(health.after_success(operation), Some(Report::OperationWorks));
+            assert_eq!(health.after_success(operation), Some(HealthEvent::OperationWorks));
             assert_eq!(health.after_success(operation), None);
             for _ in 0..2 {
                 assert_eq!(health.after_failure(operation, DOWN), None, "it was reported a moment ago");
@@ -315,13 +318,13 @@ mod tests {
     async fn a_heartbeat_that_fails_alone_does_not_keep_an_outage_open() {
         let Fake { health, claim, expire_leases, .. } = store();
         assert_eq!((beat_fails(&health, &expire_leases), health.after_success(&claim)), (None, None));
-        assert_eq!(health.after_failure(&claim, DOWN), Some(Report::OutageBegan));
+        assert_eq!(health.after_failure(&claim, DOWN), Some(HealthEvent::OutageBegan));
         for _ in 0..2 {
             assert_eq!(health.after_success(&claim), None);
             assert_eq!(beat_fails(&health, &expire_leases), None);
             tokio::time::advance(Duration::from_secs(1)).await;
         }
-        let over = Report::OutageOver { lasted: Duration::from_secs(2), claims_failed: 1 };
+        let over = HealthEvent::OutageOver { lasted: Duration::from_secs(2), claims_failed: 1 };
         assert_eq!(health.after_success(&claim), Some(over));
     }
 
@@ -330,11 +333,11 @@ mod tests {
         let Fake { health, claim, expire_leases, settle, .. } = store();
         assert_eq!((beat_fails(&health, &expire_leases), health.after_failure(&settle, DOWN)), (None, None));
         assert_eq!(health.after_success(&claim), None, "it was on its way when the store failed");
-        assert_eq!(beat_fails(&health, &expire_leases), Some(Report::OperationFails));
-        assert_eq!(health.after_failure(&claim, DOWN), Some(Report::OutageBegan));
+        assert_eq!(beat_fails(&health, &expire_leases), Some(HealthEvent::OperationFails));
+        assert_eq!(health.after_failure(&claim, DOWN), Some(HealthEvent::OutageBegan));
         assert_eq!(health.after_success(&expire_leases), None, "the outage is not over");
         tokio::time::advance(QUIET).await;
-        assert_eq!(health.after_success(&claim), Some(Report::OutageOver { lasted: QUIET, claims_failed: 1 }));
+        assert_eq!(health.after_success(&claim), Some(HealthEvent::OutageOver { lasted: QUIET, claims_failed: 1 }));
         assert_eq!(health.after_success(&expire_leases), None);
     }
 
@@ -346,6 +349,6 @@ mod tests {
             assert_eq!(health.after_success(&claim), None);
         }
         assert_eq!(health.after_failure(&claim, ErrorKind::Corrupt), None);
-        assert_eq!(health.after_failure(&claim, ErrorKind::Corrupt), Some(Report::OutageBegan), "none works");
+        assert_eq!(health.after_failure(&claim, ErrorKind::Corrupt), Some(HealthEvent::OutageBegan), "none works");
     }
 }

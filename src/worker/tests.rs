@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::idempotency::record::{AttemptToken, RecordId, Version};
-use crate::store::deliveries::{Change, Deliveries, Lane, NewDelivery, Take};
+use crate::store::deliveries::{Deliveries, DeliveryChange, Lane, NewDelivery, Take};
 use crate::store::memory::Memory;
 use crate::store::{
     Cause, Chunk, Claim, Cursor, Error, ErrorKind, Expiry, Filter, IdentityChange, LeaseRenewal, NamespaceRuleSet,
@@ -197,7 +197,7 @@ async fn a_request_that_ran_after_all_is_not_dead_for_long() {
     store.settle(id, attempt, Settlement::Hold { cause: Bytes::new() }).await.unwrap();
     let take = Take { origin, limit: 1, max_bytes: 1, hold: minute, is_ordered: false };
     let taken = store.take_due(take).await.unwrap().taken.remove(0);
-    let park = Change::Park { ttl: minute, is_attempt: false, note: Bytes::new() };
+    let park = DeliveryChange::Park { ttl: minute, is_attempt: false, note: Bytes::new() };
     assert!(store.change(taken.held(), park).await.unwrap());
     let (_stop, shutdown) = watch::channel(false);
     let _worker = spawn(store.clone(), None, Metrics::new(), Settings::default(), shutdown);

@@ -28,36 +28,36 @@ struct Own {
 /// An empty database; nothing (and a failure where `CI` is set) where PostgreSQL is not installed.
 #[track_caller]
 pub fn database() -> Option<Database> {
-    Some(Place::find()?.create("CREATE DATABASE \"{}\""))
+    Some(DatabaseServer::find()?.create("CREATE DATABASE \"{}\""))
 }
 
 /// A copy of a database that `prepare` has filled, given its URL. That is done once on each server for each `name`, which
 /// says what it holds.
 #[track_caller]
 pub fn prepared_database(name: &str, prepare: impl FnOnce(&str)) -> Option<Database> {
-    let place = Place::find()?;
-    let admin = Session::open(&place.admin);
+    let server = DatabaseServer::find()?;
+    let admin = Session::open(&server.admin);
     // One process at a time, and until this session ends.
     admin.run("SELECT pg_advisory_lock(7230512)");
     if admin.run(&format!("SELECT FROM pg_database WHERE datname = '{name}'")).is_empty() {
         let new = format!("{name}_new");
         admin.run(&format!("DROP DATABASE IF EXISTS \"{new}\" WITH (FORCE)"));
         admin.run(&format!("CREATE DATABASE \"{new}\""));
-        prepare(&named(&place.admin, &new));
+        prepare(&named(&server.admin, &new));
         // Whoever was in there has gone, or is thrown out.
         admin.run(&format!("ALTER DATABASE \"{new}\" ALLOW_CONNECTIONS false"));
         admin.run(&format!("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{new}'"));
         admin.run(&format!("ALTER DATABASE \"{new}\" RENAME TO \"{name}\""));
     }
     admin.run("SELECT pg_advisory_unlock(7230512)");
-    Some(place.create(&format!("CREATE DATABASE \"{{}}\" TEMPLATE \"{name}\"")))
+    Some(server.create(&format!("CREATE DATABASE \"{{}}\" TEMPLATE \"{name}\"")))
 }
 
 impl Database {
     /// An empty database on the server that this is a URL of.
     #[track_caller]
     pub fn on(admin: &str) -> Self {
-        Place { admin: admin.into(), own: None }.create("CREATE DATABASE \"{}\"")
+        DatabaseServer { admin: admin.into(), own: None }.create("CREATE DATABASE \"{}\"")
     }
 
     /// Where it is through a pooler; nothing (and a failure where `CI` is set) where there is none.
@@ -111,12 +111,12 @@ impl Drop for Database {
 }
 
 /// Where databases can be made.
-struct Place {
+struct DatabaseServer {
     admin: String,
     own: Option<Arc<Own>>,
 }
 
-impl Place {
+impl DatabaseServer {
     /// This run's server, or else this process's, which lives as long as one of its databases.
     #[track_caller]
     fn find() -> Option<Self> {

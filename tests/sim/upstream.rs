@@ -281,7 +281,7 @@ pub fn upstreams(site: &Arc<Site>, life: &Arc<Life>, setup: &Setup, usage: &Arc<
     let upstreams = ["app", "books"].into_iter().zip(setup.timeouts()).map(|(name, timeout)| {
         let settings = upstream::Settings {
             name: name.into(),
-            places: vec![upstream::Place::Tcp { host: name.to_owned(), port: 80 }],
+            places: vec![upstream::UpstreamAddress::Tcp { host: name.to_owned(), port: 80 }],
             tls: None,
             protocol: upstream::Protocol::Http1,
             timeout,

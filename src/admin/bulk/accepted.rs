@@ -7,7 +7,10 @@ use std::time::Instant;
 
 use futures_util::{FutureExt, StreamExt, stream};
 
-use super::{AT_A_TIME, Bulk, CHUNK, Change, MAX_FAILURES, PATIENCE, Place, Report, Selection, begins, pinned, stood};
+use super::{
+    AT_A_TIME, Bulk, BulkChange, BulkCursor, BulkReport, CHUNK, MAX_FAILURES, PATIENCE, Selection, begins, pinned,
+    stood,
+};
 use crate::admin::answer::Problem;
 use crate::admin::audit::AuditEvent;
 use crate::admin::deliveries;
@@ -34,14 +37,14 @@ impl Bulk<'_> {
         Selection { filter, tags, on_file, prefixes }: &Selection,
         mut after: Option<Sequence>,
         started: Instant,
-        report: &mut Report,
+        report: &mut BulkReport,
     ) -> Result<(), Problem> {
         let store = self.state.opened()?;
         let Some(queue) = store.deliveries().filter(|_| filter.state.is_none()) else { return Ok(()) };
         let of = DeliveryFilter {
             service: filter.service.clone(),
             route: filter.route.as_deref().map(Arc::from),
-            is_dead: matches!(self.change, Change::Retry).then_some(true),
+            is_dead: matches!(self.change, BulkChange::Retry).then_some(true),
             prefix: filter.prefix,
         };
         loop {
@@ -64,7 +67,7 @@ impl Bulk<'_> {
             self.change_accepted(queue, found, report).await?;
             after = page.next;
             if after.is_none() || started.elapsed() >= PATIENCE {
-                report.next = after.map(|after| Place::Accepted(after).to_string());
+                report.next = after.map(|after| BulkCursor::Accepted(after).to_string());
                 return Ok(());
             }
         }
@@ -74,7 +77,7 @@ impl Bulk<'_> {
         &self,
         queue: &dyn Deliveries,
         found: Vec<(Delivery, RecordEntry)>,
-        report: &mut Report,
+        report: &mut BulkReport,
     ) -> Result<(), Problem> {
         let change = |(delivery, found): (Delivery, RecordEntry)| {
             async move { (self.change_one(queue, &delivery, &found).await, found) }.boxed()
@@ -90,7 +93,7 @@ impl Bulk<'_> {
             match changed {
                 Ok(Changed::Found { is_done }) => {
                     // That they have no record is said where others of the filter have one.
-                    report.accepted += u64::from(matches!(self.change, Change::Purge));
+                    report.accepted += u64::from(matches!(self.change, BulkChange::Purge));
                     report.found(&found);
                     report.done += u64::from(is_done);
                 }
@@ -110,7 +113,7 @@ impl Bulk<'_> {
         delivery: &Delivery,
         found: &RecordEntry,
     ) -> Result<Changed, Problem> {
-        let is_retry = matches!(self.change, Change::Retry);
+        let is_retry = matches!(self.change, BulkChange::Retry);
         if is_retry && deliveries::is_held(self.state, delivery).await? {
             return Ok(Changed::Unknown);
         }

@@ -1,7 +1,7 @@
 //! What a gate shows of values that it has no key for.
 
 use super::*;
-use crate::store::deliveries::{Change, Deliveries, Lane, NewDelivery, Take};
+use crate::store::deliveries::{Deliveries, DeliveryChange, Lane, NewDelivery, Take};
 use crate::store::sealed::{Keyring, Sealed, SealingKey};
 
 fn sealed_with(key: u8, store: &Arc<Memory>) -> Arc<Sealed> {
@@ -54,7 +54,7 @@ async fn what_became_of_a_delivery_is_not_shown_encrypted() {
         let take = Take { origin, limit: 1, max_bytes: 100, hold: LEASE, is_ordered: false };
         let held = sealed.take_due(take).await.unwrap().taken.remove(0).held();
         let note = Bytes::from_static(b"outcome-unknown");
-        sealed.change(held, Change::Park { ttl: LEASE, is_attempt: false, note }).await.unwrap();
+        sealed.change(held, DeliveryChange::Park { ttl: LEASE, is_attempt: false, note }).await.unwrap();
         match has_other_key {
             true => admin.state.set_store(sealed_with(2, &admin.store)),
             false => admin.state.set_store(admin.store.clone()),

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Limited};
 
 use crate::http::body::Body;
 use crate::http::limits::Limits;
-use crate::http::upstream::{Place, Protocol, Reuse, SendContext, Settings, Sharing, Upstream};
+use crate::http::upstream::{Protocol, Reuse, SendContext, Settings, Sharing, Upstream, UpstreamAddress};
 use crate::http::usage::Usage;
 use crate::telemetry::metrics::Metrics;
 
@@ -42,7 +42,7 @@ impl Server {
     pub(super) fn at(name: &str, address: SocketAddr) -> anyhow::Result<Self> {
         let settings = Settings {
             name: name.into(),
-            places: vec![Place::Tcp { host: address.ip().to_string(), port: address.port() }],
+            places: vec![UpstreamAddress::Tcp { host: address.ip().to_string(), port: address.port() }],
             tls: None,
             protocol: Protocol::Http1,
             // Who asks keeps the time.

@@ -39,7 +39,7 @@ pub(super) const RETRY_USAGE: &str = "oncegate records retry [--reason <TEXT>] <
        oncegate records retry --dry-run <ID or FILTER...>";
 
 /// What is done to records.
-struct Change {
+struct RecordOperation {
     /// The last part of the path of the request for many.
     path: &'static str,
     /// One of what it is done to, and many.
@@ -58,7 +58,7 @@ pub(super) async fn purge(
     out: &mut dyn Write,
     ask: &Ask,
 ) -> anyhow::Result<()> {
-    let change = Change { path: "purge", nouns: RECORDS, members: Map::new(), verb: "purge", done: "removed" };
+    let change = RecordOperation { path: "purge", nouns: RECORDS, members: Map::new(), verb: "purge", done: "removed" };
     let Some(id) = change.one_record(client, &args, out).await? else {
         return change.many(client, &args, out, ask).await;
     };
@@ -96,7 +96,7 @@ pub(super) async fn resolve(
     };
     let Value::Object(members) = members else { bail!("the request is not an object") };
     let (verb, done) = if release { ("release", "released") } else { ("complete", "completed") };
-    let change = Change { path: "resolve", nouns: RECORDS, members, verb, done };
+    let change = RecordOperation { path: "resolve", nouns: RECORDS, members, verb, done };
     let Some(id) = change.one_record(client, &selected, out).await? else {
         // Other records have nothing to resolve, and a dry run shows what would be touched.
         selected.filter.state.get_or_insert_with(|| "unknown".to_owned());
@@ -130,8 +130,13 @@ pub(super) async fn retry(
     ask: &Ask,
 ) -> anyhow::Result<()> {
     let Some(start) = &args.record else {
-        let change =
-            Change { path: "retry", nouns: ACCEPTED, members: Map::new(), verb: "retry", done: "queued again" };
+        let change = RecordOperation {
+            path: "retry",
+            nouns: ACCEPTED,
+            members: Map::new(),
+            verb: "retry",
+            done: "queued again",
+        };
         return change.many(client, &args, out, ask).await;
     };
     let id = whole_id_of_dead(client, start).await?;
@@ -193,7 +198,7 @@ async fn is_without_record(client: &AdminClient, id: &str) -> anyhow::Result<boo
     Ok(recorded.is_empty() && accepted_state(client, id).await?.is_some())
 }
 
-impl Change {
+impl RecordOperation {
     /// The id of the record, where one is named. A dry run shows it.
     async fn one_record(
         &self,

@@ -11,7 +11,7 @@ use super::*;
 use crate::admin::testing::{Admin, start};
 use crate::idempotency::codec::SEALED;
 use crate::idempotency::record::{AttemptToken, RecordId};
-use crate::store::deliveries::{self, Change, DeliveryFilter, Take};
+use crate::store::deliveries::{self, DeliveryChange, DeliveryFilter, Take};
 use crate::store::{NewRecord, OriginId, Store};
 
 #[derive(Parser)]
@@ -129,7 +129,7 @@ async fn a_retry_on_a_paused_route_waits_for_its_resumption() {
     let (origin, hold) = (origin.unwrap().id(), Duration::from_secs(60));
     let take = Take { origin, limit: 2, max_bytes: 1 << 20, hold, is_ordered: false };
     for taken in queue.take_due(take).await.unwrap().taken {
-        let park = Change::Park { ttl: hold, is_attempt: true, note: Bytes::from_static(b"released") };
+        let park = DeliveryChange::Park { ttl: hold, is_attempt: true, note: Bytes::from_static(b"released") };
         assert!(queue.change(taken.held(), park).await.unwrap());
     }
     let retry = async |id: &str| run(&admin, &["retry", id]).await.unwrap();

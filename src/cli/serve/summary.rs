@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::durability::Durability;
 use crate::config::{Resolved, Store, show_duration};
 use crate::http::socket::Listen;
-use crate::http::upstream::{self, Place};
+use crate::http::upstream::{self, UpstreamAddress};
 use crate::idempotency::delivery::Deliver;
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, Seal, StoreFailure};
@@ -308,9 +308,9 @@ fn more(count: usize) -> String {
 
 fn show_upstream(settings: &upstream::Settings) -> String {
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
-    let url = |place: &Place| match place {
-        Place::Tcp { .. } => format!("{scheme}://{place}"),
-        Place::Unix(_) => place.to_string(),
+    let url = |place: &UpstreamAddress| match place {
+        UpstreamAddress::Tcp { .. } => format!("{scheme}://{place}"),
+        UpstreamAddress::Unix(_) => place.to_string(),
     };
     let urls: Vec<String> = settings.places.iter().map(url).collect();
     let mut shown = format!("{}: {}", settings.name, urls.join(", "));

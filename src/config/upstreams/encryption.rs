@@ -9,7 +9,7 @@ use crate::config::declare::{Keys as _, Shown::Example, keys};
 use crate::config::kinds::{raw, text};
 use crate::config::node::{Node, Table, Wrong};
 use crate::config::pem;
-use crate::http::upstream::{self, Place, can_be_named};
+use crate::http::upstream::{self, UpstreamAddress, can_be_named};
 use crate::tls::{CrlVerifier, Trust, have_run_out};
 
 keys! {
@@ -29,14 +29,20 @@ keys! {
 }
 
 /// Reads the files that `tls` names, of an upstream with encrypted connections, whose address is the value of `url`.
-pub(in crate::config) fn read(upstream: &Table<'_>, url: &str, keys: Tls, places: &[Place]) -> Option<upstream::Tls> {
+pub(in crate::config) fn read(
+    upstream: &Table<'_>,
+    url: &str,
+    keys: Tls,
+    places: &[UpstreamAddress],
+) -> Option<upstream::Tls> {
     let table = upstream.table("tls", Tls::SECTION);
     let given = table.entries().filter(|(key, _)| Tls::KEYS.iter().any(|known| known.name == *key)).count();
     if given > keys.print().len() {
         return None;
     }
     if keys.name.is_none() {
-        let unfit = places.iter().find(|place| matches!(place, Place::Tcp { host, .. } if !can_be_named(host)));
+        let unfit =
+            places.iter().find(|place| matches!(place, UpstreamAddress::Tcp { host, .. } if !can_be_named(host)));
         if let Some(place) = unfit {
             let wrong = Wrong::new(format!("no certificate can name the host of {place}"));
             upstream.report(url, wrong.hint("write tls = { name = \"...\" } with the name that its certificate has"));

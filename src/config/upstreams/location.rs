@@ -5,17 +5,17 @@ use http::uri::Authority;
 
 use crate::config::kinds::{Kind, text_as};
 use crate::config::node::{Node, Table, Wrong};
-use crate::http::upstream::Place;
+use crate::http::upstream::UpstreamAddress;
 
 /// Where an upstream is.
 pub(super) struct Location {
     /// Never empty.
-    pub places: Vec<Place>,
+    pub places: Vec<UpstreamAddress>,
     pub is_encrypted: bool,
 }
 
 /// One place, and whether connections to it are encrypted.
-pub(in crate::config) type Endpoint = (Place, bool);
+pub(in crate::config) type Endpoint = (UpstreamAddress, bool);
 
 /// The pattern of [`endpoint`].
 pub(super) const PATTERN: &str = r"^(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?|unix:.*[^/].*)$";
@@ -23,8 +23,8 @@ pub(super) const PATTERN: &str = r"^(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]
 /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`
 pub(in crate::config) fn endpoint() -> Kind<Endpoint> {
     text_as(PATTERN, place, |(place, is_encrypted)| match place {
-        Place::Tcp { .. } => format!("{}://{place}", if *is_encrypted { "https" } else { "http" }),
-        Place::Unix(_) => place.to_string(),
+        UpstreamAddress::Tcp { .. } => format!("{}://{place}", if *is_encrypted { "https" } else { "http" }),
+        UpstreamAddress::Unix(_) => place.to_string(),
     })
 }
 
@@ -39,7 +39,7 @@ pub(super) fn read(table: &Table<'_>, endpoints: Vec<Endpoint>) -> Option<Locati
         table.report("url", mixed.hint("write https:// in front of all, or of none"));
         return None;
     }
-    let places: Vec<Place> = endpoints.into_iter().map(|(place, _)| place).collect();
+    let places: Vec<UpstreamAddress> = endpoints.into_iter().map(|(place, _)| place).collect();
     if let Some(twice) = places.iter().enumerate().find(|(at, place)| places[..*at].contains(place)) {
         table.report("url", Wrong::new(format!("`{}` stands twice", twice.1)).hint("remove one of them"));
         return None;
@@ -55,7 +55,7 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
         if path.is_empty() || path.ends_with('/') || path.contains('\0') {
             return Err(Wrong::new("the path of the socket is missing").hint("write \"unix:/run/app.sock\""));
         }
-        return Ok((Place::Unix(path.into()), false));
+        return Ok((UpstreamAddress::Unix(path.into()), false));
     }
     let (usual_port, is_encrypted) = match text.split_once("://") {
         Some(("http", _)) => (80, false),
@@ -94,7 +94,9 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
         _ if host.contains("%25") => {
             Err(Wrong::new("the `%` before the zone of an address is not encoded").hint("write `%eth0`, not `%25eth0`"))
         }
-        Some(port) if port > 0 && !host.is_empty() => Ok((Place::Tcp { host: host.to_owned(), port }, is_encrypted)),
+        Some(port) if port > 0 && !host.is_empty() => {
+            Ok((UpstreamAddress::Tcp { host: host.to_owned(), port }, is_encrypted))
+        }
         _ => Err(Wrong::new("the URL needs a host and a port from 1 to 65535").hint(FORM)),
     }
 }

@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use crate::config::{Resolved, load_text};
-use crate::http::upstream::{Place, Protocol, Settings, Sharing};
+use crate::http::upstream::{Protocol, Settings, Sharing, UpstreamAddress};
 use crate::store::servers::certificates::{self, authority, revoked, signed};
 
 fn load(upstream: &str) -> Resolved {
@@ -18,8 +18,8 @@ fn settings(upstream: &str) -> Settings {
     only
 }
 
-fn tcp(host: &str, port: u16) -> Place {
-    Place::Tcp { host: host.to_owned(), port }
+fn tcp(host: &str, port: u16) -> UpstreamAddress {
+    UpstreamAddress::Tcp { host: host.to_owned(), port }
 }
 
 #[test]
@@ -27,10 +27,10 @@ fn an_upstream_is_where_its_url_says() {
     for (upstream, places) in [
         ("\"http://app\"", vec![tcp("app", 80)]),
         ("\"http://[::1]:3000/\"", vec![tcp("::1", 3000)]),
-        ("\"unix:/run/app.sock\"", vec![Place::Unix("/run/app.sock".into())]),
-        ("\"unix:///run/app.sock\"", vec![Place::Unix("/run/app.sock".into())]),
+        ("\"unix:/run/app.sock\"", vec![UpstreamAddress::Unix("/run/app.sock".into())]),
+        ("\"unix:///run/app.sock\"", vec![UpstreamAddress::Unix("/run/app.sock".into())]),
         ("{ url = [\"http://a:1\", \"http://b:2\"] }", vec![tcp("a", 1), tcp("b", 2)]),
-        ("{ url = [\"http://a:1\", \"unix:b\"] }", vec![tcp("a", 1), Place::Unix("b".into())]),
+        ("{ url = [\"http://a:1\", \"unix:b\"] }", vec![tcp("a", 1), UpstreamAddress::Unix("b".into())]),
     ] {
         let settings = settings(upstream);
         assert_eq!((settings.places, settings.tls.is_some()), (places, false), "{upstream}");

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Where a message stands, and which of several messages that came from there it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MessagePosition {
     pub(super) partition: i32,
     pub(super) offset: i64,
     generation: u64,
@@ -29,7 +29,7 @@ struct Partition {
 
 impl Progress {
     /// A message came.
-    pub(super) fn received(&mut self, partition: i32, offset: i64) -> Place {
+    pub(super) fn received(&mut self, partition: i32, offset: i64) -> MessagePosition {
         let generations = &mut self.generations;
         let mut following = || {
             *generations += 1;
@@ -48,11 +48,11 @@ impl Progress {
         }
         entry.next = offset + 1;
         entry.open.insert(offset, entry.generation);
-        Place { partition, offset, generation: entry.generation }
+        MessagePosition { partition, offset, generation: entry.generation }
     }
 
     /// A message has ended. Everything before the offset that is returned has ended too: it may be committed.
-    pub(super) fn ended(&mut self, place: &Place) -> Option<i64> {
+    pub(super) fn ended(&mut self, place: &MessagePosition) -> Option<i64> {
         let partition = self.current(place)?;
         let before = partition.first();
         partition.open.remove(&place.offset);
@@ -66,11 +66,11 @@ impl Progress {
     }
 
     /// Whether a message has not ended, and is still the one at its place.
-    pub(super) fn is_current(&mut self, place: &Place) -> bool {
+    pub(super) fn is_current(&mut self, place: &MessagePosition) -> bool {
         self.current(place).is_some()
     }
 
-    fn current(&mut self, place: &Place) -> Option<&mut Partition> {
+    fn current(&mut self, place: &MessagePosition) -> Option<&mut Partition> {
         let partition = self.partitions.get_mut(&place.partition)?;
         (partition.open.get(&place.offset) == Some(&place.generation)).then_some(partition)
     }
@@ -148,7 +148,7 @@ mod tests {
         #[test]
         fn what_is_committed_is_exactly_what_has_ended(ends in Just((0..20_i64).collect::<Vec<_>>()).prop_shuffle()) {
             let mut progress = Progress::default();
-            let places: Vec<Place> = (0..20).map(|offset| progress.received(0, offset)).collect();
+            let places: Vec<MessagePosition> = (0..20).map(|offset| progress.received(0, offset)).collect();
             let (mut committed, mut ended) = (0, BTreeSet::new());
             for offset in ends {
                 ended.insert(offset);

@@ -5,7 +5,7 @@ use crate::gate::answer::Reply;
 use crate::gate::request::RefusedHead;
 use crate::http::fault::Fault;
 use crate::http::problem::Problem;
-use crate::http::server::Known;
+use crate::http::server::MalformedHead;
 use crate::idempotency::media;
 use crate::idempotency::record::RequestId;
 use crate::telemetry::outcome::Code;
@@ -18,15 +18,15 @@ impl Gate {
     }
 
     /// Where the request could not be read, or is too large.
-    pub(in crate::gate) fn reply_to_fault(&self, fault: Fault, known: Known<'_>, id: RequestId) -> Reply {
+    pub(in crate::gate) fn reply_to_fault(&self, fault: Fault, known: MalformedHead<'_>, id: RequestId) -> Reply {
         let problem = Problem::new(fault.code(), fault.to_string());
         match known {
-            Known::Raw(head) if fault == Fault::CONTROL_CHARACTER && self.key_places.has_odd_key(head) => {
+            MalformedHead::Raw(head) if fault == Fault::CONTROL_CHARACTER && self.key_places.has_odd_key(head) => {
                 let detail = "the key has a control character: a key has visible ASCII characters only, and no spaces";
                 self.reply_to_malformed(Problem::new(Code::KeyInvalid, detail), true, id)
             }
-            Known::Raw(head) => self.reply_to_malformed(problem, self.key_places.may_have_key(head), id),
-            Known::Head(head) => {
+            MalformedHead::Raw(head) => self.reply_to_malformed(problem, self.key_places.may_have_key(head), id),
+            MalformedHead::Head(head) => {
                 let has_key = self.key_places.has_key(&head.method, &head.uri, &head.headers);
                 let reply = self.reply_to_malformed(problem, has_key, id);
                 if media::is_grpc_call(&head.method, &head.headers) { reply.into_call() } else { reply }

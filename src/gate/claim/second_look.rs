@@ -155,7 +155,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::store::deliveries::{Change, Deliveries, Lane, NewDelivery, Take};
+    use crate::store::deliveries::{Deliveries, DeliveryChange, Lane, NewDelivery, Take};
     use crate::store::memory::Memory;
     use crate::store::unreliable::Unreliable;
     use crate::store::{NewRecord, OriginId};
@@ -234,7 +234,7 @@ mod tests {
         // One that was given up bars nothing.
         let take = Take { origin: OriginId(0), limit: 1, max_bytes: 1, hold: FRESH, is_ordered: false };
         let held = store.take_due(take).await.unwrap().taken[0].held();
-        let park = Change::Park { ttl: Duration::from_secs(3600), is_attempt: false, note: Bytes::new() };
+        let park = DeliveryChange::Park { ttl: Duration::from_secs(3600), is_attempt: false, note: Bytes::new() };
         assert!(store.change(held, park).await.unwrap());
         assert!(!looked.forbids_claim(&store, Timestamp(60_000)).await);
     }

@@ -34,7 +34,7 @@ use crate::idempotency::identity::RecordIdHasher;
 use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
-use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, Taken};
+use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, TakenDelivery};
 use crate::store::{Error, RecordEntry, Store};
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -57,7 +57,7 @@ enum Instead {
 }
 
 /// What the store knows of a request that may be accepted.
-enum Known {
+enum AcceptState {
     /// It is kept now.
     Accepted,
     /// It was accepted before, and its record may not be there yet.
@@ -107,7 +107,7 @@ impl ProtectedRequest {
     }
 
     /// Keeps it, if it may run, unless there is something of its key already.
-    async fn keep_or_find(&self) -> Result<Known, Problem> {
+    async fn keep_or_find(&self) -> Result<AcceptState, Problem> {
         // Under an id of a former secret, nothing new is made: what it found there is gone since.
         let barred = self.bar().or_else(|| (self.made_by > 0).then(other_id_first));
         let permitted = match barred {
@@ -135,16 +135,16 @@ impl ProtectedRequest {
     }
 
     /// What the store knows of it already.
-    async fn look(&self) -> Result<Option<Known>, Error> {
+    async fn look(&self) -> Result<Option<AcceptState>, Error> {
         let store = &*self.gate.shared.store;
         if let Some(RecordEntry { record, now, .. }) = store.get(self.id).await?.filter(RecordEntry::is_live) {
-            return Ok(Some(Known::Recorded(record, now)));
+            return Ok(Some(AcceptState::Recorded(record, now)));
         }
-        Ok(deliveries::of(store)?.delivery(self.id).await?.map(Known::Queued))
+        Ok(deliveries::of(store)?.delivery(self.id).await?.map(AcceptState::Queued))
     }
 
     /// Keeps it, unless there is a record or a delivery of its key.
-    async fn keep(&self, permit: Option<QuotaPermit>) -> Result<Known, Problem> {
+    async fn keep(&self, permit: Option<QuotaPermit>) -> Result<AcceptState, Problem> {
         // Held until it is kept: a reload looks for what is kept before its rules take the place of these.
         let retired = Arc::clone(&self.gate.shared.retired).read_owned().await;
         if !self.may_claim(&retired) {
@@ -166,13 +166,13 @@ impl ProtectedRequest {
                 self.state.arrivals.notify_one();
                 // A retry finds out which of the two counts. This one stays: others may have got a 202 for it.
                 match self.second_look().stands_under_other_id(&**store).await {
-                    Ok(false) => Ok(Known::Accepted),
+                    Ok(false) => Ok(AcceptState::Accepted),
                     Ok(true) => Err(unkept()),
                     Err(error) => Err(self.not_accepted(&error)),
                 }
             }
-            Acceptance::Queued(delivery) => Ok(Known::Queued(delivery)),
-            Acceptance::Recorded { record, now } => Ok(Known::Recorded(record, now)),
+            Acceptance::Queued(delivery) => Ok(AcceptState::Queued(delivery)),
+            Acceptance::Recorded { record, now } => Ok(AcceptState::Recorded(record, now)),
         }
     }
 
@@ -216,17 +216,17 @@ impl ProtectedRequest {
         }
     }
 
-    async fn reply_to(&self, known: Known) -> Result<Reply, Instead> {
+    async fn reply_to(&self, known: AcceptState) -> Result<Reply, Instead> {
         Ok(match known {
-            Known::Accepted => self.accepted_reply("queued", Duration::ZERO),
-            Known::Queued(delivery) => match self.is_retry_of(&delivery.head).await {
+            AcceptState::Accepted => self.accepted_reply("queued", Duration::ZERO),
+            AcceptState::Queued(delivery) => match self.is_retry_of(&delivery.head).await {
                 Ok(None) => {
                     self.accepted_reply(if delivery.is_dead() { DEAD } else { "queued" }, delivery.expected_in())
                 }
                 Ok(Some(decision)) => self.reply(decision, None),
                 Err(problem) => self.problem(problem),
             },
-            Known::Recorded(record, now) => match self.decide(&record, now).await {
+            AcceptState::Recorded(record, now) => match self.decide(&record, now).await {
                 Ok(decision @ Decision::InFlight(_)) => match self.is_queued().await {
                     Ok(true) => self.accepted_reply("in-flight", Duration::ZERO),
                     // Its delivery may have ended since the record was read.
@@ -349,7 +349,7 @@ impl ProtectedRequest {
         gate: &Arc<Gate>,
         route: &Arc<Route>,
         state: &Arc<RouteState>,
-        taken: &Taken,
+        taken: &TakenDelivery,
     ) -> Result<Self, Duration> {
         let id = taken.delivery.id;
         let unreadable = || deliver::unreadable(gate, taken, &state.name);

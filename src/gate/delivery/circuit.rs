@@ -35,11 +35,11 @@ struct State {
 pub(super) struct Allowance {
     pub(super) count: u32,
     /// What the one attempt holds until it ends that tries whether the upstream can be reached again.
-    pub(super) trial: Option<Trial>,
+    pub(super) trial: Option<HalfOpenPermit>,
 }
 
 /// While this is held, and for [`LONGEST_OPEN`] at most, no other attempt tries whether the upstream can be reached again.
-pub(super) struct Trial {
+pub(super) struct HalfOpenPermit {
     circuit: Arc<Circuit>,
     number: u64,
 }
@@ -56,7 +56,7 @@ impl Circuit {
                 state.trials += 1;
                 let number = state.trials;
                 state.trial = Some((number, now));
-                Allowance { count: 1, trial: Some(Trial { circuit: Arc::clone(self), number }) }
+                Allowance { count: 1, trial: Some(HalfOpenPermit { circuit: Arc::clone(self), number }) }
             }
         }
     }
@@ -84,7 +84,7 @@ impl Circuit {
     }
 }
 
-impl Drop for Trial {
+impl Drop for HalfOpenPermit {
     fn drop(&mut self) {
         let mut state = self.circuit.state();
         if state.trial.is_some_and(|(number, _)| number == self.number) {

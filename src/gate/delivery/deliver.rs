@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::circuit::{Allowance, Trial};
+use super::circuit::{Allowance, HalfOpenPermit};
 use super::disposition::{Disposition, Tries};
 use crate::gate::claim::id_rotation::IdHolder;
 use crate::gate::claim::protected::ProtectedRequest;
@@ -28,7 +28,9 @@ use crate::idempotency::policy::Policy;
 use crate::idempotency::record::State;
 use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
-use crate::store::deliveries::{self, Batch, Change, Delivery, DeliveryState, Held, Take, Taken};
+use crate::store::deliveries::{
+    self, Batch, Delivery, DeliveryChange, DeliveryHold, DeliveryState, Take, TakenDelivery,
+};
 use crate::store::{Counting, Error, Origin, OriginId};
 
 /// For how long no gate takes a delivery again. It is prolonged while the attempt lasts.
@@ -278,9 +280,9 @@ impl Gate {
         self: Arc<Self>,
         route: Arc<Route>,
         state: Arc<RouteState>,
-        taken: Taken,
+        taken: TakenDelivery,
         running: Running,
-        trial: Option<Trial>,
+        trial: Option<HalfOpenPermit>,
     ) {
         // A shutdown waits for it.
         let going = self.shared.drain.requests.subscribe();
@@ -303,7 +305,7 @@ impl Gate {
         let changed = match disposition {
             Ok(disposition) => {
                 let change = change_of(disposition, &route);
-                if let Change::Park { note, .. } = &change {
+                if let DeliveryChange::Park { note, .. } = &change {
                     let reason = String::from_utf8_lossy(note);
                     let route = &*state.name;
                     tracing::warn!(record = %id, route, %reason, "an accepted request is not delivered any more");
@@ -325,7 +327,7 @@ impl Gate {
     async fn try_in_time(
         self: &Arc<Self>,
         request: ProtectedRequest,
-        taken: &Taken,
+        taken: &TakenDelivery,
         policy: &Policy,
     ) -> Result<Disposition, Error> {
         let Delivery { id, attempts, accepted_at, queued_at, now, .. } = taken.delivery;
@@ -347,10 +349,10 @@ impl Gate {
     }
 
     /// Prolongs a hold again and again. Where that fails, another gate may take the delivery: it finds the claim of the attempt.
-    async fn prolong(&self, mut held: Held) -> Infallible {
+    async fn prolong(&self, mut held: DeliveryHold) -> Infallible {
         loop {
             sleep(HOLD / 2).await;
-            let change = Change::Postpone { delay: HOLD, is_attempt: false, note: None };
+            let change = DeliveryChange::Postpone { delay: HOLD, is_attempt: false, note: None };
             let prolonged = async {
                 let queue = deliveries::of(&*self.shared.store)?;
                 queue.change(held, change).await?;
@@ -369,7 +371,7 @@ impl Gate {
         }
     }
 
-    async fn change_delivery(&self, mut held: Held, change: Change) -> Result<(), Error> {
+    async fn change_delivery(&self, mut held: DeliveryHold, change: DeliveryChange) -> Result<(), Error> {
         let queue = deliveries::of(&*self.shared.store)?;
         for _ in 0..3 {
             if queue.change(held, change.clone()).await? {
@@ -388,21 +390,21 @@ impl Gate {
     }
 }
 
-fn change_of(disposition: Disposition, route: &Route) -> Change {
+fn change_of(disposition: Disposition, route: &Route) -> DeliveryChange {
     match disposition {
-        Disposition::Done => Change::Finish,
-        Disposition::Wait(delay) => Change::Postpone { delay, is_attempt: false, note: None },
+        Disposition::Done => DeliveryChange::Finish,
+        Disposition::Wait(delay) => DeliveryChange::Postpone { delay, is_attempt: false, note: None },
         Disposition::Again { pause, note } => {
-            Change::Postpone { delay: pause, is_attempt: true, note: Some(note.into()) }
+            DeliveryChange::Postpone { delay: pause, is_attempt: true, note: Some(note.into()) }
         }
         Disposition::GiveUp { is_attempt, note } => {
-            Change::Park { ttl: route.policy.unknown_ttl, is_attempt, note: Bytes::from(note) }
+            DeliveryChange::Park { ttl: route.policy.unknown_ttl, is_attempt, note: Bytes::from(note) }
         }
     }
 }
 
 /// The pause of a delivery that cannot be read.
-pub(super) fn unreadable(gate: &Gate, taken: &Taken, route: &str) -> Duration {
+pub(super) fn unreadable(gate: &Gate, taken: &TakenDelivery, route: &str) -> Duration {
     if let Some(others) = gate.shared.unreadable.due() {
         let record = taken.delivery.id;
         match is_sealed(&taken.delivery.head) || is_sealed(&taken.request) {

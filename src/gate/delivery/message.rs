@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 
-use super::circuit::Trial;
+use super::circuit::HalfOpenPermit;
 use super::disposition::{Disposition, Tries};
 use crate::gate::admission::admit::{Candidate, Refusal, Step};
 use crate::gate::answer::RETRY_SOON;
@@ -44,7 +44,7 @@ pub struct Message {
 }
 
 /// A message may run. It is held until its run ends.
-pub struct CircuitPermit(#[expect(dead_code, reason = "its end is what counts")] Option<Trial>);
+pub struct CircuitPermit(#[expect(dead_code, reason = "its end is what counts")] Option<HalfOpenPermit>);
 
 impl Gate {
     /// Whether a message may run: its upstream could be reached, or is to be tried again.

@@ -39,7 +39,7 @@ use super::connection_memory::{ConnectionMemory, UnreadResponse};
 use super::limits::Limits;
 use super::request_body::RequestBody;
 use super::rewind::Rewind;
-use super::server::{Current, FIRST_REQUEST_GRACE, Handler, Known, Peer, until_stopped};
+use super::server::{Current, FIRST_REQUEST_GRACE, Handler, MalformedHead, Peer, until_stopped};
 use super::usage::Usage;
 
 /// The maximum number of concurrent streams of a connection.
@@ -144,7 +144,7 @@ async fn answer<H: Handler>(
         }
         Err(fault) => {
             fault.limit().into_iter().for_each(|limit| usage.exceeded(limit));
-            handler.refuse(fault, Known::Head(&parts), &peer)
+            handler.refuse(fault, MalformedHead::Head(&parts), &peer)
         }
     }
 }

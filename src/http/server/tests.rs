@@ -57,7 +57,7 @@ impl Handler for Echo {
         Response::new(Body::full(Bytes::from(said)))
     }
 
-    fn refuse(&self, fault: Fault, _known: Known<'_>, _peer: &Peer) -> Response<Body> {
+    fn refuse(&self, fault: Fault, _known: MalformedHead<'_>, _peer: &Peer) -> Response<Body> {
         let mut response = Response::new(Body::full(Bytes::from(fault.to_string())));
         *response.status_mut() = fault.code().status();
         response

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::io::{SocketState, UpstreamIo};
 use super::names::Names;
-use super::settings::Place;
+use super::settings::UpstreamAddress;
 use super::tls::TlsConnectors;
 use super::{Io, NotSent};
 use crate::http::socket::configure_tcp;
@@ -33,7 +33,7 @@ const MAX_ENDPOINTS: usize = 1024;
 
 /// The endpoints of an upstream.
 pub(super) struct Endpoints {
-    places: Vec<Place>,
+    places: Vec<UpstreamAddress>,
     tls: Option<TlsConnectors>,
     turn: AtomicUsize,
     /// The endpoints that were tried.
@@ -152,7 +152,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 impl Endpoints {
-    pub(super) fn new(places: Vec<Place>, tls: Option<TlsConnectors>) -> Self {
+    pub(super) fn new(places: Vec<UpstreamAddress>, tls: Option<TlsConnectors>) -> Self {
         Self { places, tls, turn: AtomicUsize::new(0), known: Mutex::default() }
     }
 
@@ -267,7 +267,7 @@ fn stream<T>(inner: T, socket: &Arc<SocketState>, is_secure: bool) -> UpstreamIo
 /// The addresses of each place, and whether these are all places. With `patience`, a name that takes longer is left out once
 /// another place is found.
 async fn resolve_all(
-    places: &[Place],
+    places: &[UpstreamAddress],
     names: &Arc<Names>,
     patience: Option<Duration>,
 ) -> (Vec<(usize, io::Result<Vec<Address>>)>, bool) {
@@ -290,10 +290,10 @@ async fn resolve_all(
     (all, resolving.is_empty())
 }
 
-async fn resolve(place: &Place, names: &Arc<Names>) -> io::Result<Vec<Address>> {
+async fn resolve(place: &UpstreamAddress, names: &Arc<Names>) -> io::Result<Vec<Address>> {
     match place {
-        Place::Unix(path) => Ok(vec![Address::Unix(path.clone())]),
-        Place::Tcp { host, port } => match host.parse::<IpAddr>() {
+        UpstreamAddress::Unix(path) => Ok(vec![Address::Unix(path.clone())]),
+        UpstreamAddress::Tcp { host, port } => match host.parse::<IpAddr>() {
             Ok(address) => Ok(vec![Address::Tcp((address, *port).into())]),
             Err(_) => Ok(names.resolve(host, *port).await?.into_iter().map(Address::Tcp).collect()),
         },
@@ -333,7 +333,7 @@ mod tests {
             _ => panic!("{host}"),
         };
         let names = Names::new(lookup, 2, Duration::ZERO);
-        let tcp = |host: &str| Place::Tcp { host: host.to_owned(), port: 80 };
+        let tcp = |host: &str| UpstreamAddress::Tcp { host: host.to_owned(), port: 80 };
         let places = [tcp("slow.test"), tcp("::1"), tcp("a.test")];
         let found = async |places| {
             let (found, is_complete) = resolve_all(places, &names, Some(ATTEMPT_DELAY)).await;

@@ -43,7 +43,7 @@ use self::io::{SocketState, UpstreamIo};
 use self::pool::{Checkout, IdleConnection, PoolLimit, PoolPermit, Sweepers, Turn};
 pub use self::response_head::HeadFault;
 pub use self::send_context::SendContext;
-pub use self::settings::{Place, Protocol, Settings, Sharing, Tls, can_be_named};
+pub use self::settings::{Protocol, Settings, Sharing, Tls, UpstreamAddress, can_be_named};
 use self::tls::TlsConnectors;
 use self::turn_queue::TurnQueue;
 use super::body::Body;

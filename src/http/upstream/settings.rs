@@ -14,7 +14,7 @@ pub struct Settings {
     /// Its name.
     pub name: Arc<str>,
     /// Its addresses, at least one. Several are used in turn.
-    pub places: Vec<Place>,
+    pub places: Vec<UpstreamAddress>,
     /// How connections to it are encrypted, where they are.
     pub tls: Option<Tls>,
     /// The protocol.
@@ -38,15 +38,15 @@ impl Settings {
     #[must_use]
     pub fn authority(&self) -> String {
         match self.places.first() {
-            Some(Place::Tcp { host, port }) => authority(host, *port),
-            Some(Place::Unix(_)) | None => "localhost".to_owned(),
+            Some(UpstreamAddress::Tcp { host, port }) => authority(host, *port),
+            Some(UpstreamAddress::Unix(_)) | None => "localhost".to_owned(),
         }
     }
 }
 
 /// Where connections go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum UpstreamAddress {
     /// A host, which is a name or an address, and a port.
     Tcp {
         /// The host to connect to, which its certificate must name.
@@ -58,7 +58,7 @@ pub enum Place {
     Unix(PathBuf),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for UpstreamAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp { host, port } => f.write_str(&authority(host, *port)),

@@ -25,7 +25,10 @@ fn upstream_with(protocol: Protocol, connect_timeout: Duration) -> (Upstream, Tc
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let settings = Settings {
         name: "app".into(),
-        places: vec![Place::Tcp { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() }],
+        places: vec![UpstreamAddress::Tcp {
+            host: "127.0.0.1".to_owned(),
+            port: listener.local_addr().unwrap().port(),
+        }],
         tls: None,
         protocol,
         timeout: Duration::from_secs(60),

@@ -6,7 +6,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
-use super::settings::{Place, Protocol, Tls};
+use super::settings::{Protocol, Tls, UpstreamAddress};
 use super::{Io, NotSent};
 
 const H2: &[u8] = b"h2";
@@ -44,12 +44,12 @@ impl TlsConnectors {
     pub(super) async fn handshake<T: Io>(
         &self,
         stream: T,
-        place: &Place,
+        place: &UpstreamAddress,
         with_h2: bool,
     ) -> Result<(Box<dyn Io>, bool), NotSent> {
         let host = match place {
-            Place::Tcp { host, .. } => host,
-            Place::Unix(_) => "localhost",
+            UpstreamAddress::Tcp { host, .. } => host,
+            UpstreamAddress::Unix(_) => "localhost",
         };
         let name = self.name.as_deref().unwrap_or(host).to_owned();
         // The configuration refuses invalid names.

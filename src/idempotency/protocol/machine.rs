@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use self::probing::Probing;
 use self::resending::Resending;
-use self::waiting::{Place, Waiting};
+use self::waiting::{AttemptLocation, Waiting};
 use super::super::decide::Decision;
 use super::super::lease::max_age_at_start;
 use super::super::record::Version;
@@ -172,10 +172,10 @@ impl Protocol {
     fn followed(&mut self, now: Duration, deadline: Duration, event: Event) -> Vec<Action> {
         match event {
             Event::Followed(Followed::Running { difference: None, attempt }) => {
-                self.in_flight(now, Place::Here, attempt, None)
+                self.in_flight(now, AttemptLocation::Here, attempt, None)
             }
             Event::Followed(Followed::Found { decision: Decision::InFlight(attempt), .. }) => {
-                self.in_flight(now, Place::elsewhere(now), attempt, None)
+                self.in_flight(now, AttemptLocation::elsewhere(now), attempt, None)
             }
             Event::Followed(Followed::Released { is_same: true }) if self.may_wait() => self.reply(Reply::Released),
             // A retry that does not wait runs; and one that differs finds the key free.
@@ -224,7 +224,7 @@ impl Protocol {
         };
         let reply = match decision {
             Decision::InFlight(attempt) => {
-                return self.in_flight(now, Place::elsewhere(now), attempt, Some(Action::ShareFound));
+                return self.in_flight(now, AttemptLocation::elsewhere(now), attempt, Some(Action::ShareFound));
             }
             Decision::Supersede => Reply::Barred,
             decision => Reply::Decided { decision, until },
@@ -262,7 +262,7 @@ impl Protocol {
                 self.probe(now, (version, until), true)
             }
             Event::Exists(RecordView { decision: Decision::InFlight(attempt), .. }) => {
-                let place = Place::elsewhere(now);
+                let place = AttemptLocation::elsewhere(now);
                 self.in_flight(now, place, attempt, Some(Action::ShareFound))
             }
             Event::Exists(RecordView { decision, until, .. }) => {

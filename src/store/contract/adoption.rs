@@ -3,7 +3,7 @@
 use super::*;
 use crate::idempotency::description::NamespaceDescription;
 use crate::idempotency::identity::RulesTag;
-use crate::store::deliveries::{Change as DeliveryChange, DeliveryState, Lane, NewDelivery, Take};
+use crate::store::deliveries::{DeliveryChange, DeliveryState, Lane, NewDelivery, Take};
 use crate::store::{IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, is_orphaned};
 
 fn rule(namespace: &str, digest: u8) -> NamespaceRuleSet {

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use super::{Harness, LONG, attempt, claim, complete, current, fresh, hold, id, origin, settle, short_passes};
 use crate::idempotency::record::{Record, RecordId, State};
 use crate::store::deliveries::{
-    Acceptance, Batch, Change, Deliveries, Delivery, DeliveryFilter, DeliveryState, Held, Lane, NewDelivery, Take,
-    remove_completed,
+    Acceptance, Batch, Deliveries, Delivery, DeliveryChange, DeliveryFilter, DeliveryHold, DeliveryState, Lane,
+    NewDelivery, Take, remove_completed,
 };
 use crate::store::{Expiry, IdPrefix, NewRecord, Origin, OriginId, Settlement};
 
@@ -83,10 +83,11 @@ pub(super) async fn many_are_kept_and_removed_at_once(harness: Harness) {
     let taken = take(queue, Take { limit: 100, ..all() }).await.taken;
     assert_eq!(taken.len(), 79);
     assert!(taken.iter().all(|taken| taken.body[0] == taken.delivery.token.0[0]));
-    let mut held: Vec<_> = taken.iter().map(super::super::deliveries::Taken::held).collect();
+    let mut held: Vec<_> = taken.iter().map(super::super::deliveries::TakenDelivery::held).collect();
     // One that somebody accepted anew meanwhile.
     held[7].token = attempt(255);
-    let gone = futures_util::future::join_all(held.iter().map(|held| queue.change(*held, Change::Finish))).await;
+    let gone =
+        futures_util::future::join_all(held.iter().map(|held| queue.change(*held, DeliveryChange::Finish))).await;
     for (place, gone) in gone.into_iter().enumerate() {
         assert_eq!(gone.expect("the store works"), place != 7);
     }
@@ -135,13 +136,13 @@ pub(super) async fn what_is_taken_is_held(harness: Harness) {
     assert_eq!(wait().await, Duration::ZERO);
     let second = take(queue, all()).await.taken.remove(0);
     // The first holder comes too late, but to say that it is over.
-    let postpone = Change::Postpone { delay: Duration::ZERO, is_attempt: true, note: None };
+    let postpone = DeliveryChange::Postpone { delay: Duration::ZERO, is_attempt: true, note: None };
     assert!(!queue.change(first.held(), postpone.clone()).await.expect("the store works"));
     assert!(queue.change(second.held(), postpone).await.expect("the store works"));
     let third = take(queue, all()).await.taken.remove(0);
     assert_eq!(third.delivery.attempts, 1);
-    assert!(queue.change(first.held(), Change::Finish).await.expect("the store works"));
-    assert!(!queue.change(third.held(), Change::Finish).await.expect("the store works"));
+    assert!(queue.change(first.held(), DeliveryChange::Finish).await.expect("the store works"));
+    assert!(!queue.change(third.held(), DeliveryChange::Finish).await.expect("the store works"));
     assert!(queue.delivery(id(1)).await.expect("the store works").is_none());
 }
 
@@ -156,11 +157,11 @@ pub(super) async fn a_lane_is_taken_in_order(harness: Harness) {
     assert!(take(queue, ordered).await.taken.is_empty(), "both lanes wait");
     let of =
         |number: u8| batch.taken.iter().find(|taken| taken.delivery.id == id(number)).expect("the store works").held();
-    assert!(queue.change(of(5), Change::Finish).await.expect("the store works"));
+    assert!(queue.change(of(5), DeliveryChange::Finish).await.expect("the store works"));
     let next = take(queue, ordered).await;
     assert_eq!(ids(&next), [id(3)]);
     // One that is given up holds up nothing.
-    let park = Change::Park { ttl: LONG, is_attempt: true, note: Bytes::from_static(b"503") };
+    let park = DeliveryChange::Park { ttl: LONG, is_attempt: true, note: Bytes::from_static(b"503") };
     assert!(queue.change(next.taken[0].held(), park).await.expect("the store works"));
     assert_eq!(ids(&take(queue, ordered).await), [id(1)]);
 }
@@ -231,7 +232,7 @@ pub(super) async fn what_is_queued_again_has_its_turn_beside_a_long_lane(harness
         accept(queue, number, 1).await;
     }
     for taken in take(queue, all()).await.taken {
-        let park = Change::Park { ttl: LONG, is_attempt: true, note: Bytes::new() };
+        let park = DeliveryChange::Park { ttl: LONG, is_attempt: true, note: Bytes::new() };
         assert!(queue.change(taken.held(), park).await.expect("the store works"));
     }
     for number in 10..120 {
@@ -297,7 +298,7 @@ pub(super) async fn what_is_dead_waits_for_an_operator(harness: Harness) {
     }
     for taken in take(queue, all()).await.taken {
         let ttl = if taken.delivery.id == id(3) { super::SHORT } else { LONG };
-        let park = Change::Park { ttl, is_attempt: true, note: Bytes::from_static(b"503") };
+        let park = DeliveryChange::Park { ttl, is_attempt: true, note: Bytes::from_static(b"503") };
         assert!(queue.change(taken.held(), park).await.expect("the store works"));
     }
     let dead = queue.delivery(id(1)).await.expect("the store works").expect("it is there");
@@ -336,7 +337,7 @@ pub(super) async fn what_is_dead_ends_with_its_record(harness: Harness) {
         }
     }
     for taken in take(queue, all()).await.taken {
-        let park = Change::Park { ttl: LONG, is_attempt: false, note: Bytes::new() };
+        let park = DeliveryChange::Park { ttl: LONG, is_attempt: false, note: Bytes::new() };
         assert!(queue.change(taken.held(), park).await.expect("the store works"));
     }
     // What a record says that has expired counts.
@@ -376,7 +377,7 @@ pub(super) async fn a_record_stays_while_its_delivery_stands(harness: Harness) {
         assert_eq!(current(&harness, id(number)).await.state, state);
     }
     for taken in &taken[..2] {
-        assert!(queue.change(taken.held(), Change::Finish).await.expect("the store works"));
+        assert!(queue.change(taken.held(), DeliveryChange::Finish).await.expect("the store works"));
     }
     assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 2);
     assert!(queue.discard(taken[2].delivery.id, taken[2].delivery.token).await.expect("the store works"));
@@ -392,7 +393,7 @@ pub(super) async fn what_comes_back_before_one_that_is_under_way_waits_for_it(ha
     for number in 20..32 {
         accept(queue, number, i64::from(number)).await;
     }
-    let park = Change::Park { ttl: LONG, is_attempt: true, note: Bytes::new() };
+    let park = DeliveryChange::Park { ttl: LONG, is_attempt: true, note: Bytes::new() };
     // All that is due fits, or it does not.
     for limit in [100, 4] {
         let ordered = Take { is_ordered: true, limit, ..all() };
@@ -403,7 +404,7 @@ pub(super) async fn what_comes_back_before_one_that_is_under_way_waits_for_it(ha
         assert_eq!(second.delivery.id, id(2));
         assert!(queue.requeue(id(1)).await.expect("the store works"));
         for taken in taken.iter().filter(|taken| taken.delivery.id != id(1)) {
-            let back = Change::Postpone { delay: Duration::ZERO, is_attempt: false, note: None };
+            let back = DeliveryChange::Postpone { delay: Duration::ZERO, is_attempt: false, note: None };
             assert!(queue.change(taken.held(), back).await.expect("the store works"));
         }
         let mut seen = Vec::new();
@@ -411,7 +412,7 @@ pub(super) async fn what_comes_back_before_one_that_is_under_way_waits_for_it(ha
             seen.extend(ids(&take(queue, ordered).await));
         }
         assert!(seen.len() == 12 && !seen.contains(&id(1)), "{limit}: {seen:?}");
-        let back = Change::Postpone { delay: Duration::ZERO, is_attempt: false, note: None };
+        let back = DeliveryChange::Postpone { delay: Duration::ZERO, is_attempt: false, note: None };
         assert!(queue.change(second.held(), back.clone()).await.expect("the store works"));
         let next = take(queue, ordered).await.taken;
         assert_eq!(next.iter().map(|taken| taken.delivery.id).collect::<Vec<_>>(), [id(1)], "{limit}");
@@ -419,7 +420,7 @@ pub(super) async fn what_comes_back_before_one_that_is_under_way_waits_for_it(ha
         for seen in seen {
             let found = queue.delivery(seen).await.expect("the store works").expect("it is there");
             let DeliveryState::Queued { due: until } = found.state else { panic!("{found:?}") };
-            let held = Held { id: seen, token: found.token, until };
+            let held = DeliveryHold { id: seen, token: found.token, until };
             assert!(queue.change(held, back.clone()).await.expect("the store works"));
         }
     }
@@ -432,7 +433,7 @@ pub(super) async fn deliveries_are_listed_and_counted(harness: Harness) {
         accept(queue, number, 0).await;
     }
     let taken = take(queue, Take { limit: 1, ..all() }).await.taken.remove(0);
-    let park = Change::Park { ttl: LONG, is_attempt: false, note: Bytes::new() };
+    let park = DeliveryChange::Park { ttl: LONG, is_attempt: false, note: Bytes::new() };
     assert!(queue.change(taken.held(), park).await.expect("the store works"));
     let list = |is_dead, after, limit| {
         let (service, route) = (Some("shop".into()), Some("charge".into()));

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use super::{Memory, Tables};
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 use crate::store::deliveries::{
-    Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
-    Lane, LaneTurn, NewDelivery, Pick, Sequence, Take, Taken,
+    Acceptance, Batch, Deliveries, Delivery, DeliveryChange, DeliveryCount, DeliveryFilter, DeliveryHold, DeliveryPage,
+    DeliveryState, Lane, LaneTurn, NewDelivery, Pick, Sequence, Take, TakenDelivery,
 };
 use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, OriginId, lifecycle};
@@ -27,7 +27,7 @@ pub(super) struct Queue {
 
 /// What may be taken of all that is due.
 struct Chosen {
-    picks: Vec<Pick<Taken>>,
+    picks: Vec<Pick<TakenDelivery>>,
     /// Not all that is due can be taken.
     is_crowded: bool,
     /// There are more than these.
@@ -71,7 +71,7 @@ impl Deliveries for Memory {
         self.with(|tables, now| tables.take_due(&take, now))
     }
 
-    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+    async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error> {
         self.with(|tables, now| tables.queue.change(taken, change, now))
     }
 
@@ -172,7 +172,7 @@ impl Tables {
         let Chosen { picks, is_crowded, is_more, last_lane } = self.queue.choose(take, now);
         let turn = self.queue.turns.get(&take.origin.0).copied().unwrap_or_default();
         let mut bytes = 0;
-        let fits = |pick: &&Pick<Taken>| {
+        let fits = |pick: &&Pick<TakenDelivery>| {
             let fits = bytes < take.max_bytes;
             bytes += pick.what.request.len() + pick.what.body.len();
             fits
@@ -288,7 +288,7 @@ impl Queue {
         }
         // Where there are few lanes, more of the oldest.
         due.truncate(limit - by_lane.len());
-        let taken = |kept: &Kept| Taken {
+        let taken = |kept: &Kept| TakenDelivery {
             delivery: Delivery { now, ..kept.delivery.clone() },
             request: kept.request.clone(),
             body: kept.body.clone(),
@@ -299,7 +299,12 @@ impl Queue {
         Chosen { picks, is_crowded, is_more, last_lane }
     }
 
-    fn change(&mut self, Held { id, token, until }: Held, change: Change, now: Timestamp) -> bool {
+    fn change(
+        &mut self,
+        DeliveryHold { id, token, until }: DeliveryHold,
+        change: DeliveryChange,
+        now: Timestamp,
+    ) -> bool {
         let Some(Kept { delivery, .. }) = self.kept.get_mut(&id).filter(|kept| kept.delivery.token == token) else {
             return false;
         };
@@ -313,11 +318,11 @@ impl Queue {
             is_held
         };
         match change {
-            Change::Finish => self.kept.remove(&id).is_some(),
-            Change::Postpone { delay, is_attempt, note } => {
+            DeliveryChange::Finish => self.kept.remove(&id).is_some(),
+            DeliveryChange::Postpone { delay, is_attempt, note } => {
                 turn(delay, |due| DeliveryState::Queued { due }, is_attempt, note)
             }
-            Change::Park { ttl, is_attempt, note } => {
+            DeliveryChange::Park { ttl, is_attempt, note } => {
                 turn(ttl, |until| DeliveryState::Dead { until }, is_attempt, Some(note))
             }
         }

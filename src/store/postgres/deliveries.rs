@@ -16,8 +16,8 @@ use super::session::{CallError, Parameter, Query, Session};
 use super::{Postgres, count_of, unexpected_reply};
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 use crate::store::deliveries::{
-    Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
-    Lane, NewDelivery, Sequence, Take, Taken, passed_over,
+    Acceptance, Batch, Deliveries, Delivery, DeliveryChange, DeliveryCount, DeliveryFilter, DeliveryHold, DeliveryPage,
+    DeliveryState, Lane, NewDelivery, Sequence, Take, TakenDelivery, passed_over,
 };
 use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, ErrorKind, Origin, OriginId, RecordEntry, Store as _};
@@ -168,17 +168,17 @@ impl Deliveries for Postgres {
         Ok(batch)
     }
 
-    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+    async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error> {
         let (kind, span, is_attempt, note): (i16, Duration, bool, Option<&Bytes>) = match &change {
-            Change::Finish => {
+            DeliveryChange::Finish => {
                 let operation = SettleOperation::Finish { id: taken.id, token: taken.token };
                 return match self.settlements.submit(operation).await? {
                     SettleReply::Finished(was_there) => Ok(was_there),
                     _ => Err(unexpected_reply()),
                 };
             }
-            Change::Postpone { delay, is_attempt, note } => (1, *delay, *is_attempt, note.as_ref()),
-            Change::Park { ttl, is_attempt, note } => (2, *ttl, *is_attempt, Some(note)),
+            DeliveryChange::Postpone { delay, is_attempt, note } => (1, *delay, *is_attempt, note.as_ref()),
+            DeliveryChange::Park { ttl, is_attempt, note } => (2, *ttl, *is_attempt, Some(note)),
         };
         self.write_one(
             CHANGE,
@@ -372,9 +372,9 @@ fn delivery(found: &Row) -> Result<Delivery, Unreadable> {
 }
 
 /// The deliveries that a take gives, and where the next take starts. Its last row has no id, and says the rest.
-fn taken(found: &Row) -> Result<Taken, Unreadable> {
+fn taken(found: &Row) -> Result<TakenDelivery, Unreadable> {
     let bytes = |column| row::get::<&[u8]>(found, column).map(Bytes::copy_from_slice);
-    Ok(Taken { delivery: delivery(found)?, request: bytes(15)?, body: bytes(16)? })
+    Ok(TakenDelivery { delivery: delivery(found)?, request: bytes(15)?, body: bytes(16)? })
 }
 
 fn batch(rows: &[Row]) -> Result<(Batch, Position), Unreadable> {

@@ -21,12 +21,12 @@ const SCRIPT: &str = include_str!("scripts/quota.lua");
 
 /// Quotas in Redis. While one round trip is under way, changes queue; the next one carries them all.
 pub(super) struct RedisQuotas {
-    queue: mpsc::Sender<Change>,
+    queue: mpsc::Sender<QuotaOperation>,
     /// The task that sends; ends with this.
     _worker: JoinSet<()>,
 }
 
-struct Change {
+struct QuotaOperation {
     id: QuotaId,
     rate: Rate,
     /// Who waits for the answer; `None` where a key is given back.
@@ -46,16 +46,16 @@ impl RedisQuotas {
 impl SharedQuotas for RedisQuotas {
     fn take(&self, id: QuotaId, rate: Rate) -> Option<oneshot::Receiver<Result<(), Duration>>> {
         let (taker, answer) = oneshot::channel();
-        self.queue.try_send(Change { id, rate, taker: Some(taker) }).ok()?;
+        self.queue.try_send(QuotaOperation { id, rate, taker: Some(taker) }).ok()?;
         Some(answer)
     }
 
     fn give_back(&self, id: QuotaId, rate: Rate) {
-        let _ = self.queue.try_send(Change { id, rate, taker: None });
+        let _ = self.queue.try_send(QuotaOperation { id, rate, taker: None });
     }
 }
 
-async fn run(manager: ConnectionManager, prefix: Vec<u8>, mut queued: mpsc::Receiver<Change>) {
+async fn run(manager: ConnectionManager, prefix: Vec<u8>, mut queued: mpsc::Receiver<QuotaOperation>) {
     let mut batch = Vec::with_capacity(MAX_BATCH);
     // A failure that repeats is logged once.
     let mut last = None;
@@ -88,7 +88,7 @@ async fn run(manager: ConnectionManager, prefix: Vec<u8>, mut queued: mpsc::Rece
     }
 }
 
-impl Change {
+impl QuotaOperation {
     fn command(&self, prefix: &[u8]) -> Cmd {
         let verb = if self.taker.is_some() { "take" } else { "give back" };
         let mut command = redis::cmd("EVAL");

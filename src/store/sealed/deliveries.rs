@@ -10,8 +10,8 @@ use super::{Resealer, Sealed};
 use crate::idempotency::codec::SEALED;
 use crate::idempotency::record::{Record, RecordId};
 use crate::store::deliveries::{
-    self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
-    NewDelivery, Sequence, Take, Taken,
+    self, Acceptance, Batch, Deliveries, Delivery, DeliveryChange, DeliveryCount, DeliveryFilter, DeliveryHold,
+    DeliveryPage, NewDelivery, Sequence, Take, TakenDelivery,
 };
 use crate::store::{Error, OriginId};
 
@@ -40,7 +40,7 @@ impl Deliveries for Sealed {
 
     async fn take_due(&self, take: Take) -> Result<Batch, Error> {
         let batch = deliveries::of(&*self.store)?.take_due(take).await?;
-        let taken = batch.taken.into_iter().map(|Taken { delivery, request, body }| {
+        let taken = batch.taken.into_iter().map(|TakenDelivery { delivery, request, body }| {
             // All parts were sealed at once. Where the store says that the request comes from does not count: who could write
             // there could say anything.
             let is_sealed = [&delivery.head, &request, &body].iter().any(|part| Sealing::of(part) != Sealing::Plain);
@@ -54,19 +54,21 @@ impl Deliveries for Sealed {
                 }
                 _ => Default::default(),
             };
-            Taken { delivery: self.open_delivery(delivery, is_strict), request, body }
+            TakenDelivery { delivery: self.open_delivery(delivery, is_strict), request, body }
         });
         Ok(Batch { taken: taken.collect(), ..batch })
     }
 
-    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+    async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error> {
         let seal = |note: Bytes| self.keys.seal(taken.id, taken.token, Part::Note, &note);
         let sealed = match change {
-            Change::Finish => Change::Finish,
-            Change::Postpone { delay, is_attempt, note } => {
-                Change::Postpone { delay, is_attempt, note: note.map(seal) }
+            DeliveryChange::Finish => DeliveryChange::Finish,
+            DeliveryChange::Postpone { delay, is_attempt, note } => {
+                DeliveryChange::Postpone { delay, is_attempt, note: note.map(seal) }
             }
-            Change::Park { ttl, is_attempt, note } => Change::Park { ttl, is_attempt, note: seal(note) },
+            DeliveryChange::Park { ttl, is_attempt, note } => {
+                DeliveryChange::Park { ttl, is_attempt, note: seal(note) }
+            }
         };
         deliveries::of(&*self.store)?.change(taken, sealed).await
     }
@@ -233,7 +235,8 @@ mod tests {
         own.settle(id, attempt, end).await.unwrap();
         let take = Take { origin, limit: 1, max_bytes: 100, hold: minute, is_ordered: false };
         let held = own.take_due(take).await.unwrap().taken.remove(0).held();
-        let park = Change::Park { ttl: minute, is_attempt: false, note: Bytes::from_static(b"outcome-unknown") };
+        let park =
+            DeliveryChange::Park { ttl: minute, is_attempt: false, note: Bytes::from_static(b"outcome-unknown") };
         assert!(own.change(held, park).await.unwrap());
         for (sealed, is_left) in [(other, true), (own, false)] {
             assert_eq!(sealed.resealer().remove_completed((None, 10)).await.unwrap(), None);

@@ -13,8 +13,8 @@ use super::member::Member;
 use super::{Sharded, not_all};
 use crate::idempotency::record::RecordId;
 use crate::store::deliveries::{
-    self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
-    NewDelivery, Sequence, Take,
+    self, Acceptance, Batch, Deliveries, Delivery, DeliveryChange, DeliveryCount, DeliveryFilter, DeliveryHold,
+    DeliveryPage, NewDelivery, Sequence, Take,
 };
 use crate::store::{Error, Origin, OriginId, Store};
 
@@ -79,7 +79,7 @@ impl Deliveries for Sharded {
         failed.filter(|_| !works).map_or(Ok(merged), Err)
     }
 
-    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+    async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error> {
         let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
             let change = change.clone();
             Box::pin(async move { deliveries::of(&*store)?.change(taken, change).await })

@@ -11,8 +11,8 @@ use super::writer::Request;
 use super::{Sqlite, row};
 use crate::idempotency::record::{AttemptToken, RecordId, Timestamp};
 use crate::store::deliveries::{
-    Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
-    Lane, LaneTurn, NewDelivery, Pick, Sequence, Take, Taken, passed_over,
+    Acceptance, Batch, Deliveries, Delivery, DeliveryChange, DeliveryCount, DeliveryFilter, DeliveryHold, DeliveryPage,
+    DeliveryState, Lane, LaneTurn, NewDelivery, Pick, Sequence, Take, TakenDelivery, passed_over,
 };
 use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, OriginId, lifecycle};
@@ -29,8 +29,8 @@ struct AcceptRequest {
 struct TakeRequest(Take);
 
 struct ChangeRequest {
-    taken: Held,
-    change: Change,
+    taken: DeliveryHold,
+    change: DeliveryChange,
 }
 
 struct RequeueRequest(RecordId);
@@ -81,7 +81,7 @@ impl Deliveries for Sqlite {
         self.ask(TakeRequest(take)).await
     }
 
-    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+    async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error> {
         self.ask(ChangeRequest { taken, change }).await
     }
 
@@ -188,7 +188,7 @@ impl Request for TakeRequest {
                 let mut delivery = delivery(found, now)?;
                 delivery.state = DeliveryState::Queued { due: until };
                 let bytes = |column| row::read_bytes(found, column).map(Option::unwrap_or_default);
-                Ok(Taken { delivery, request: bytes(14)?, body: bytes(15)? })
+                Ok(TakenDelivery { delivery, request: bytes(14)?, body: bytes(15)? })
             });
             let mut hold = session.conn.prepare_cached("UPDATE delivery SET due = ?2 WHERE sequence = ?1")?;
             hold.execute(params![sequence, row::time(until)])?;
@@ -331,13 +331,13 @@ impl Request for ChangeRequest {
     type Reply = bool;
 
     fn run(&self, session: &mut Session) -> Result<bool, Failure> {
-        let (now, Held { id, token, until }) = (session.now(), self.taken);
+        let (now, DeliveryHold { id, token, until }) = (session.now(), self.taken);
         let conn = &session.conn;
         let changed = match &self.change {
-            Change::Finish => conn
+            DeliveryChange::Finish => conn
                 .prepare_cached("DELETE FROM delivery WHERE id = ?1 AND token = ?2")?
                 .execute(params![id.0, token.0])?,
-            Change::Postpone { delay, is_attempt, note } => conn
+            DeliveryChange::Postpone { delay, is_attempt, note } => conn
                 .prepare_cached(
                     "UPDATE delivery SET due = ?4, attempts = attempts + ?5, note = coalesce(?6, note)
                      WHERE id = ?1 AND token = ?2 AND due = ?3 AND dead_until IS NULL",
@@ -350,7 +350,7 @@ impl Request for ChangeRequest {
                     i64::from(*is_attempt),
                     note.as_deref()
                 ])?,
-            Change::Park { ttl, is_attempt, note } => conn
+            DeliveryChange::Park { ttl, is_attempt, note } => conn
                 .prepare_cached(
                     "UPDATE delivery SET dead_until = ?4, attempts = attempts + ?5, note = ?6
                      WHERE id = ?1 AND token = ?2 AND due = ?3 AND dead_until IS NULL",

@@ -5,8 +5,8 @@ use async_trait::async_trait;
 use super::{Operation, Unreliable};
 use crate::idempotency::record::{AttemptToken, RecordId};
 use crate::store::deliveries::{
-    self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
-    NewDelivery, Sequence, Take,
+    self, Acceptance, Batch, Deliveries, Delivery, DeliveryChange, DeliveryCount, DeliveryFilter, DeliveryHold,
+    DeliveryPage, NewDelivery, Sequence, Take,
 };
 use crate::store::{Error, OriginId};
 
@@ -24,7 +24,7 @@ impl Deliveries for Unreliable {
         self.call(Operation::TakeDue, deliveries::of(&*self.inner)?.take_due(take)).await
     }
 
-    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+    async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error> {
         self.call(Operation::ChangeDelivery, deliveries::of(&*self.inner)?.change(taken, change)).await
     }
 

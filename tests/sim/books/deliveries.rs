@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::codec::AcceptedRequest;
 use oncegate::idempotency::record::{AttemptToken, RecordId};
 use oncegate::store::deliveries::{
-    Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
-    NewDelivery, Sequence, Take,
+    Acceptance, Batch, Deliveries, Delivery, DeliveryChange, DeliveryCount, DeliveryFilter, DeliveryHold, DeliveryPage,
+    DeliveryState, NewDelivery, Sequence, Take,
 };
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{Error, OriginId};
@@ -94,7 +94,7 @@ impl Deliveries for Recorded {
         Ok(batch)
     }
 
-    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+    async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error> {
         let changed = self.shelf.change(taken, change).await?;
         self.queued(Operation::ChangeDelivery).await;
         Ok(changed)

@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 use oncegate::idempotency::record::{AttemptToken, RecordId};
 use oncegate::store::deliveries::{
-    self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held,
-    NewDelivery, Sequence, Take,
+    self, Acceptance, Batch, Deliveries, Delivery, DeliveryChange, DeliveryCount, DeliveryFilter, DeliveryHold,
+    DeliveryPage, NewDelivery, Sequence, Take,
 };
 use oncegate::store::{Error, OriginId};
 
@@ -24,7 +24,7 @@ impl Deliveries for Link {
         self.carry(move |store| async move { deliveries::of(&*store)?.take_due(take).await }).await
     }
 
-    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+    async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error> {
         self.carry(move |store| async move { deliveries::of(&*store)?.change(taken, change).await }).await
     }
 

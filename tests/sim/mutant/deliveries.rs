@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate::idempotency::record::{RecordId, State};
-use oncegate::store::deliveries::{Acceptance, Batch, Change, Deliveries, Held, NewDelivery, Take};
+use oncegate::store::deliveries::{Acceptance, Batch, Deliveries, DeliveryChange, DeliveryHold, NewDelivery, Take};
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{Error, Expiry, Settlement, Store};
 
@@ -74,15 +74,17 @@ impl Shelf {
         }
     }
 
-    pub async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+    pub async fn change(&self, taken: DeliveryHold, change: DeliveryChange) -> Result<bool, Error> {
         let change = match (self.mutant, change) {
-            (Some(Mutant::ReleaseFinishes), Change::Postpone { is_attempt: true, .. }) => Change::Finish,
-            (Some(Mutant::ParkRemoves), Change::Park { .. }) => Change::Finish,
-            (Some(Mutant::WaitGivesUp), Change::Postpone { is_attempt: false, .. }) => {
-                Change::Park { ttl: Duration::from_secs(3600), is_attempt: false, note: Bytes::new() }
+            (Some(Mutant::ReleaseFinishes), DeliveryChange::Postpone { is_attempt: true, .. }) => {
+                DeliveryChange::Finish
             }
-            (Some(Mutant::PostponedForEver), Change::Postpone { is_attempt, note, .. }) => {
-                Change::Postpone { delay: Duration::from_secs(3600), is_attempt, note }
+            (Some(Mutant::ParkRemoves), DeliveryChange::Park { .. }) => DeliveryChange::Finish,
+            (Some(Mutant::WaitGivesUp), DeliveryChange::Postpone { is_attempt: false, .. }) => {
+                DeliveryChange::Park { ttl: Duration::from_secs(3600), is_attempt: false, note: Bytes::new() }
+            }
+            (Some(Mutant::PostponedForEver), DeliveryChange::Postpone { is_attempt, note, .. }) => {
+                DeliveryChange::Postpone { delay: Duration::from_secs(3600), is_attempt, note }
             }
             (_, change) => change,
         };

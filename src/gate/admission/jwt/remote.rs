@@ -264,7 +264,7 @@ pub(super) mod tests {
     use crate::gate::admission::jwt::{KeySource, Settings};
     use crate::gate::tests::{gate_with, route};
     use crate::http::limits::Limits;
-    use crate::http::upstream::{Place, Protocol, Sharing};
+    use crate::http::upstream::{Protocol, Sharing, UpstreamAddress};
     use crate::idempotency::policy::Mode;
     use crate::telemetry::logged::logged;
     use crate::telemetry::metrics::Metrics;
@@ -273,7 +273,7 @@ pub(super) mod tests {
     fn url(target: &'static str, algorithms: &[Algorithm]) -> Arc<JwksUrl> {
         let host = upstream::Settings {
             name: "auth.jwt".into(),
-            places: vec![Place::Tcp { host: "127.0.0.1".to_owned(), port: 1 }],
+            places: vec![UpstreamAddress::Tcp { host: "127.0.0.1".to_owned(), port: 1 }],
             tls: None,
             protocol: Protocol::Auto,
             timeout: DEADLINE,
@@ -314,7 +314,7 @@ pub(super) mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let mut url = JwksUrl::clone(&url("/keys", &[]));
-        url.host.places = vec![Place::Tcp { host: "127.0.0.1".to_owned(), port }];
+        url.host.places = vec![UpstreamAddress::Tcp { host: "127.0.0.1".to_owned(), port }];
         (Arc::new(url), listener)
     }
 

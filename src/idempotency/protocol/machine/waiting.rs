@@ -17,7 +17,7 @@ const ANOTHER_ASKS: RunningAttempt =
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Waiting {
-    place: Place,
+    place: AttemptLocation,
     /// The attempt, as it was at the age of `at`.
     attempt: RunningAttempt,
     at: Duration,
@@ -31,7 +31,7 @@ pub(super) struct Waiting {
 
 /// Where the attempt is that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Place {
+pub(super) enum AttemptLocation {
     /// In this process: its leader is followed.
     Here,
     /// In another process, or in none. The record is looked at again at this age.
@@ -48,7 +48,7 @@ impl Protocol {
     pub(super) fn placed(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
         match event {
             Event::WaitSlotAcquired => {
-                let action = if waiting.place == Place::Here { Action::FollowToEnd } else { Action::Watch };
+                let action = if waiting.place == AttemptLocation::Here { Action::FollowToEnd } else { Action::Watch };
                 self.go(Phase::Waiting(waiting), [action])
             }
             Event::WaitSlotsFull => self.reply(waiting.in_flight(now)),
@@ -57,7 +57,10 @@ impl Protocol {
     }
 
     pub(super) fn waited(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
-        let leads = matches!(waiting.place, Place::Looking { leads: true } | Place::Checking | Place::LookingAgain);
+        let leads = matches!(
+            waiting.place,
+            AttemptLocation::Looking { leads: true } | AttemptLocation::Checking | AttemptLocation::LookingAgain
+        );
         match event {
             Event::ClientLeft => self.stop_waiting(leads, None),
             Event::Timeout if now >= waiting.deadline => self.stop_waiting(leads, Some(waiting.in_flight(now))),
@@ -67,10 +70,12 @@ impl Protocol {
                 self.stay(Phase::Waiting(Waiting { deadline, ..waiting }))
             }
             event => match waiting.place {
-                Place::Here => self.waited_here(waiting, event),
-                Place::OtherProcess { look } => self.waited_elsewhere(now, waiting, look, event),
-                Place::Looking { .. } | Place::LookingAgain => self.looked(now, waiting, leads, event),
-                Place::Checking => self.checked(now, waiting, event),
+                AttemptLocation::Here => self.waited_here(waiting, event),
+                AttemptLocation::OtherProcess { look } => self.waited_elsewhere(now, waiting, look, event),
+                AttemptLocation::Looking { .. } | AttemptLocation::LookingAgain => {
+                    self.looked(now, waiting, leads, event)
+                }
+                AttemptLocation::Checking => self.checked(now, waiting, event),
             },
         }
     }
@@ -101,12 +106,12 @@ impl Protocol {
         let share = leads.then_some(Action::ShareFound);
         let (decision, until) = match event {
             Event::Leads => {
-                let waiting = Waiting { place: Place::Looking { leads: true }, ..waiting };
+                let waiting = Waiting { place: AttemptLocation::Looking { leads: true }, ..waiting };
                 return self.call(Phase::Waiting(waiting), Action::Look);
             }
             Event::Follows => return self.go(Phase::Waiting(waiting), [Action::Follow]),
             Event::Followed(Followed::Running { difference: None, attempt }) => {
-                let waiting = Waiting { place: Place::Here, attempt, at: now, ..waiting };
+                let waiting = Waiting { place: AttemptLocation::Here, attempt, at: now, ..waiting };
                 return self.go(Phase::Waiting(waiting), [Action::FollowToEnd]);
             }
             Event::Followed(Followed::Released { is_same: true }) => return self.reply(Reply::Released),
@@ -127,16 +132,18 @@ impl Protocol {
             }
             // A request that waits asks the upstream nothing. Another may, or have found out nothing.
             Decision::Probe => match waiting.place {
-                Place::Looking { leads: true } => {
-                    let waiting = Waiting { place: Place::Checking, ..waiting };
+                AttemptLocation::Looking { leads: true } => {
+                    let waiting = Waiting { place: AttemptLocation::Checking, ..waiting };
                     self.call(Phase::Waiting(waiting), Action::CheckProbe)
                 }
-                Place::LookingAgain if waiting.is_asked => {
+                AttemptLocation::LookingAgain if waiting.is_asked => {
                     let reply = Reply::Decided { decision: Decision::Unknown, until };
                     self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
                 }
                 // A retry asks.
-                Place::LookingAgain => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::NothingLeft)]),
+                AttemptLocation::LookingAgain => {
+                    self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::NothingLeft)])
+                }
                 // So says a leader who has seen another ask, or has asked itself.
                 _ => self.wait_for_probe(now, Waiting { is_asked: true, ..waiting }, share),
             },
@@ -153,7 +160,7 @@ impl Protocol {
     fn checked(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
         match event {
             Event::ProbeFree => {
-                self.call(Phase::Waiting(Waiting { place: Place::LookingAgain, ..waiting }), Action::Look)
+                self.call(Phase::Waiting(Waiting { place: AttemptLocation::LookingAgain, ..waiting }), Action::Look)
             }
             Event::ProbeTaken => {
                 self.wait_for_probe(now, Waiting { is_asked: true, ..waiting }, Some(Action::ShareFound))
@@ -166,7 +173,7 @@ impl Protocol {
 
     /// The record does not change while another asks: it is looked at again.
     fn wait_for_probe(&mut self, now: Duration, waiting: Waiting, first: Option<Action>) -> Vec<Action> {
-        let place = Place::OtherProcess { look: now + waiting.pause };
+        let place = AttemptLocation::OtherProcess { look: now + waiting.pause };
         self.go(Phase::Waiting(Waiting { place, ..waiting }), first)
     }
 
@@ -174,7 +181,7 @@ impl Protocol {
     pub(super) fn in_flight(
         &mut self,
         now: Duration,
-        place: Place,
+        place: AttemptLocation,
         attempt: RunningAttempt,
         share: Option<Action>,
     ) -> Vec<Action> {
@@ -183,13 +190,13 @@ impl Protocol {
 
     /// The same, where another request asks the upstream about the attempt.
     pub(super) fn being_asked(&mut self, now: Duration, share: Option<Action>) -> Vec<Action> {
-        self.begin_to_wait(now, Place::elsewhere(now), ANOTHER_ASKS, true, share)
+        self.begin_to_wait(now, AttemptLocation::elsewhere(now), ANOTHER_ASKS, true, share)
     }
 
     fn begin_to_wait(
         &mut self,
         now: Duration,
-        place: Place,
+        place: AttemptLocation,
         attempt: RunningAttempt,
         is_asked: bool,
         share: Option<Action>,
@@ -203,11 +210,11 @@ impl Protocol {
     }
 
     fn look(&mut self, waiting: Waiting) -> Vec<Action> {
-        self.go(Phase::Waiting(Waiting { place: Place::Looking { leads: false }, ..waiting }), [Action::Join])
+        self.go(Phase::Waiting(Waiting { place: AttemptLocation::Looking { leads: false }, ..waiting }), [Action::Join])
     }
 
     fn wait_elsewhere(&mut self, now: Duration, waiting: Waiting, first: Option<Action>) -> Vec<Action> {
-        let place = Place::OtherProcess { look: now + waiting.pause };
+        let place = AttemptLocation::OtherProcess { look: now + waiting.pause };
         self.go(Phase::Waiting(Waiting { place, ..waiting }), first.into_iter().chain([Action::Watch]))
     }
 
@@ -216,7 +223,7 @@ impl Protocol {
     }
 }
 
-impl Place {
+impl AttemptLocation {
     /// Where the attempt of a record is that was just read.
     pub(super) fn elsewhere(now: Duration) -> Self {
         Self::OtherProcess { look: now + FIRST_LOOK }
@@ -227,8 +234,11 @@ impl Waiting {
     /// The age at which the request acts by itself.
     pub(super) fn timeout(&self) -> Duration {
         match self.place {
-            Place::OtherProcess { look } => look.min(self.deadline),
-            Place::Here | Place::Looking { .. } | Place::Checking | Place::LookingAgain => self.deadline,
+            AttemptLocation::OtherProcess { look } => look.min(self.deadline),
+            AttemptLocation::Here
+            | AttemptLocation::Looking { .. }
+            | AttemptLocation::Checking
+            | AttemptLocation::LookingAgain => self.deadline,
         }
     }
 

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::*;
 use crate::idempotency::record::Timestamp;
 use crate::store::OriginId;
-use crate::store::deliveries::{Change, Deliveries, Held, Lane, NewDelivery, Take, Taken};
+use crate::store::deliveries::{Deliveries, DeliveryChange, DeliveryHold, Lane, NewDelivery, Take, TakenDelivery};
 
 const ORIGIN: OriginId = OriginId(5);
 
@@ -15,7 +15,7 @@ async fn accept(store: &Postgres, number: u8) {
     store.accept(RecordId([number; 32]), new).await.unwrap();
 }
 
-async fn take(store: &Postgres, limit: usize) -> Vec<Taken> {
+async fn take(store: &Postgres, limit: usize) -> Vec<TakenDelivery> {
     let hold = Duration::from_secs(60);
     let take = Take { origin: ORIGIN, limit, max_bytes: 1 << 20, hold, is_ordered: false };
     let mut taken = store.take_due(take).await.unwrap().taken;
@@ -23,7 +23,7 @@ async fn take(store: &Postgres, limit: usize) -> Vec<Taken> {
     taken
 }
 
-fn numbers(taken: &[Taken]) -> Vec<u8> {
+fn numbers(taken: &[TakenDelivery]) -> Vec<u8> {
     taken.iter().map(|taken| taken.delivery.id.0[0]).collect()
 }
 
@@ -52,8 +52,9 @@ async fn gates_of_two_versions_take_from_one_queue() {
     assert!(put_back(&database, 1, &until));
     assert_eq!(numbers(&take(&store, 10).await), [1]);
 
-    let (held, soon) = (taken[0].held(), Change::Postpone { delay: Duration::ZERO, is_attempt: true, note: None });
-    let wrong = Held { until: Timestamp(1), ..held };
+    let (held, soon) =
+        (taken[0].held(), DeliveryChange::Postpone { delay: Duration::ZERO, is_attempt: true, note: None });
+    let wrong = DeliveryHold { until: Timestamp(1), ..held };
     assert!(!store.change(wrong, soon.clone()).await.unwrap() && store.change(held, soon.clone()).await.unwrap());
     assert_eq!(numbers(&take(&store, 10).await), [2]);
 }
