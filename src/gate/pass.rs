@@ -372,8 +372,18 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
             if let Some(others) = upstream.broken_log().due() {
                 tracing::warn!(upstream = name, cause = %error, others, "the upstream broke off");
             }
-            Problem::new(Code::UpstreamBroken, "the upstream broke off before its answer was complete")
+            Problem::new(Code::UpstreamBroken, upstream_fault(error))
         }
+    }
+}
+
+/// Why there is no answer, though bytes may have been sent.
+fn upstream_fault(error: &Error) -> &'static str {
+    match error {
+        Error::Unknown(error) if error.is_parse() => "the upstream's answer is not valid HTTP",
+        Error::Framing => "the upstream's answer is not valid HTTP: its end is ambiguous",
+        Error::Head(_) => "the gate refuses the head of the upstream's answer, for a reason that its log names",
+        _ => "the upstream broke off before its answer was complete",
     }
 }
 

@@ -434,6 +434,31 @@ fn a_problem_says_what_the_outcomes_of_its_route_mean_for_a_retry() {
     held.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
 }
 
+/// An upstream that answered did not break off.
+#[test]
+fn a_problem_tells_an_answer_that_is_refused_from_one_that_broke_off() {
+    let cases = [
+        ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", "the upstream broke off before its answer was complete"),
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc",
+            "the upstream's answer is not valid HTTP",
+        ),
+        ("HTTP/1.1 200 OK\nContent-Length: 2\r\n\r\nok", "the gate refuses the head of the upstream's answer"),
+        ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "the upstream's answer is not valid HTTP"),
+    ];
+    for (answer, expected) in cases {
+        let upstream = Upstream::start(move |_| Reply::raw(answer).close());
+        let gate = Gate::before(&upstream).start();
+        let problem = gate.post("/charges", "k-1", "{}");
+        problem.expect_problem(502, "upstream-broken");
+        let detail = problem.json()["detail"].as_str().expect("a detail").to_owned();
+        assert!(
+            detail.starts_with(expected) && detail.ends_with("do not send it with a new key"),
+            "{answer}: {detail}"
+        );
+    }
+}
+
 /// The client is at fault, as where its body pauses for `body_timeout`.
 #[test]
 fn a_body_that_stops_before_the_upstreams_timeout_is_the_clients_fault() {

@@ -64,8 +64,16 @@ pub struct Database {
 /// See [`OpenError`].
 pub async fn find(settings: &Settings) -> Result<Database, OpenError> {
     let session = Connector::new(settings).connect_unchecked().await?;
-    schema::check(session.client()).await?;
-    look(session.client()).await
+    find_by(session.client()).await
+}
+
+/// As [`find`], by a session that is of no use after an error.
+pub(super) async fn find_by(client: &Client) -> Result<Database, OpenError> {
+    let finding = async {
+        schema::check(client).await?;
+        look(client).await
+    };
+    schema::within_lock_wait(client, finding).await
 }
 
 /// Makes databases one store, which they may be already. All of them must be there, with the schema, and without records
@@ -95,7 +103,7 @@ pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, Open
 async fn try_join(names: &[String], sessions: &mut [Session]) -> Result<Result<bool, SqlError>, OpenError> {
     let mut looks = Vec::new();
     for session in &*sessions {
-        looks.push(look(session.client()).await?);
+        looks.push(schema::within_lock_wait(session.client(), look(session.client())).await?);
     }
     let members: Vec<DatabaseId> = looks.iter().map(|database| database.found.id).collect();
     let found = |database: &Database| {

@@ -179,9 +179,8 @@ impl Postgres {
     ) -> Result<Self, OpenError> {
         let connector = Connector::for_records(settings);
         let unchecked = connector.connect_unchecked().await?;
-        schema::check(unchecked.client()).await?;
+        let database = layout::find_by(unchecked.client()).await?;
         let description = Description::of(&unchecked, settings).await?;
-        let database = layout::look(unchecked.client()).await?;
         check(&database.found)?;
         let opened = database.opened;
         drop(unchecked);

@@ -131,7 +131,21 @@ pub(super) const LOCK: &str =
 /// See [`OpenError`].
 pub async fn pending(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
     let session = Connector::new(settings).connect_unchecked().await?;
-    missing(session.client()).await
+    let looking = async { Ok(missing(session.client()).await?) };
+    within_lock_wait(session.client(), looking).await
+}
+
+/// Reads in one transaction, in which no statement waits longer than five seconds for another session's lock: the session
+/// would wait for as long as the lock is held. After an error it is of no use.
+pub(super) async fn within_lock_wait<T>(
+    client: &Client,
+    reading: impl Future<Output = Result<T, OpenError>>,
+) -> Result<T, OpenError> {
+    let sql = |error: tokio_postgres::Error| OpenError::of(&error);
+    client.batch_execute("BEGIN READ ONLY; SET LOCAL lock_timeout = '5s'").await.map_err(sql)?;
+    let read = reading.await?;
+    client.batch_execute("COMMIT").await.map_err(sql)?;
+    Ok(read)
 }
 
 /// How long a migration waits for a lock, since what gates do waits behind it; how long it then lets them go on; and for how
@@ -152,9 +166,7 @@ pub async fn migrate(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
         match try_migrate(session.client_mut()).await {
             Err(Failed::Sql(error)) if is_lock_timeout(&error) && began.elapsed() < PATIENCE => sleep(PAUSE).await,
             Err(Failed::Sql(error)) if is_lock_timeout(&error) => return Err(OpenError::Locked),
-            Err(Failed::Sql(error)) => return Err(OpenError::of(&error)),
-            Err(Failed::Open(error)) => return Err(error),
-            Ok(applied) => return Ok(applied),
+            other => return Ok(other?),
         }
     }
 }
@@ -164,30 +176,48 @@ enum Failed {
     Open(OpenError),
 }
 
+impl From<tokio_postgres::Error> for Failed {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Self::Sql(error)
+    }
+}
+
+impl From<OpenError> for Failed {
+    fn from(error: OpenError) -> Self {
+        Self::Open(error)
+    }
+}
+
+impl From<Failed> for OpenError {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Sql(error) => Self::of(&error),
+            Failed::Open(error) => error,
+        }
+    }
+}
+
 async fn try_migrate(client: &mut Client) -> Result<Vec<Migration>, Failed> {
-    let sql = Failed::Sql;
-    let transaction = client.transaction().await.map_err(sql)?;
-    transaction.batch_execute(LOCK).await.map_err(sql)?;
-    let missing = missing(transaction.client()).await.map_err(Failed::Open)?;
-    transaction.batch_execute(LOCK_TIMEOUT).await.map_err(sql)?;
+    let transaction = client.transaction().await?;
+    transaction.batch_execute(&format!("{LOCK}; {LOCK_TIMEOUT}")).await?;
+    let missing = missing(transaction.client()).await?;
     for migration in &missing {
-        transaction.batch_execute(migration.sql).await.map_err(sql)?;
+        transaction.batch_execute(migration.sql).await?;
         let (version, compatible_with) = (migration.version as i32, migration.compatible_with as i32);
         transaction
             .execute_typed(
                 "INSERT INTO oncegate.migration (version, compatible_with) VALUES ($1, $2)",
                 &[(&version, Type::INT4), (&compatible_with, Type::INT4)],
             )
-            .await
-            .map_err(sql)?;
+            .await?;
     }
-    transaction.commit().await.map_err(sql)?;
+    transaction.commit().await?;
     Ok(missing)
 }
 
-async fn missing(client: &Client) -> Result<Vec<Migration>, OpenError> {
+async fn missing(client: &Client) -> Result<Vec<Migration>, Failed> {
     let found = match versions(client).await {
-        Err(OpenError::NoSchema) => 0,
+        Err(Failed::Open(OpenError::NoSchema)) => 0,
         other => workable(other?)?,
     };
     Ok(MIGRATIONS.into_iter().filter(|migration| migration.version > found).collect())
@@ -259,15 +289,15 @@ async fn isolates(client: &Client) -> Result<(), OpenError> {
 }
 
 /// The latest migration that was applied, and the oldest program that can work on what it left.
-async fn versions(client: &Client) -> Result<(u32, u32), OpenError> {
+async fn versions(client: &Client) -> Result<(u32, u32), Failed> {
     // Asked for by name first: a transaction in which a statement failed is lost.
     let is_there = "SELECT to_regclass('oncegate.migration') IS NOT NULL";
-    let row = client.query_typed_one(is_there, &[]).await.map_err(|error| OpenError::of(&error))?;
+    let row = client.query_typed_one(is_there, &[]).await?;
     if !row.get::<_, bool>(0) {
-        return Err(OpenError::NoSchema);
+        return Err(OpenError::NoSchema.into());
     }
     let versions = "SELECT coalesce(max(version), 0), coalesce(max(compatible_with), 0) FROM oncegate.migration";
-    let row = client.query_typed_one(versions, &[]).await.map_err(|error| OpenError::of(&error))?;
+    let row = client.query_typed_one(versions, &[]).await?;
     let number = |column| u32::try_from(row.get::<_, i32>(column)).unwrap_or(0);
     Ok((number(0), number(1)))
 }

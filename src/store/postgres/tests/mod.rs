@@ -13,7 +13,7 @@ use std::thread;
 
 use proptest::test_runner::Config;
 use sha2::{Digest, Sha256};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::*;
 use crate::store::contract::{self, Harness, model};
@@ -78,6 +78,22 @@ async fn a_pooler_is_detected() {
     assert_eq!(*name, database.name);
     let Some(pooled) = database.pooled_url() else { return };
     assert!(!open(&pooled).await.description().is_direct);
+}
+
+/// `serve` then says that it waits, and tries again. A session that waits as long as the lock is held says nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_opening_does_not_wait_as_long_as_another_session_has_a_table_locked() {
+    let Some(database) = database() else { return };
+    let settings = settings(&database.url);
+    for table in ["record", "store", "migration"] {
+        let locker = database.session();
+        locker.run(&format!("BEGIN; LOCK TABLE oncegate.{table} IN ACCESS EXCLUSIVE MODE"));
+        let opened = timeout(Duration::from_secs(60), Postgres::open(&settings)).await.expect("it ends");
+        let refused = opened.err().expect("it is locked");
+        assert!(matches!(&refused, OpenError::Unreachable(why) if why.contains("lock timeout")), "{table}: {refused}");
+        locker.run("COMMIT");
+    }
+    open(&database.url).await;
 }
 
 #[tokio::test]
