@@ -54,9 +54,17 @@ impl Wire {
     /// Reads once more. Zero is the end.
     fn fill(&mut self) -> io::Result<usize> {
         let mut chunk = [0; 16 * 1024];
-        let n = self.stream.read(&mut chunk)?;
-        self.buffer.extend_from_slice(&chunk[..n]);
-        Ok(n)
+        loop {
+            match self.stream.read(&mut chunk) {
+                // A process that was stopped and goes on finds a read with a timeout interrupted.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => {
+                    let n = read?;
+                    self.buffer.extend_from_slice(&chunk[..n]);
+                    return Ok(n);
+                }
+            }
+        }
     }
 
     /// The next head, or nothing where the connection ends before it does.
