@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Gate, Reply, Request, Signal, Upstream, eventually};
+use crate::support::{Awake, Client, Gate, Reply, Request, Signal, Upstream, eventually};
 
 #[test]
 fn sigterm_finishes_attempts_and_takes_no_new_ones() {
@@ -38,7 +38,7 @@ fn sigterm_with_nothing_to_do_ends_at_once() {
     idle.send(Request::post("/charges").key("k-1").body("{}").bytes());
     idle.response().expect(200, "executed");
     let _silent = Client::connect(gate.address);
-    let start = Instant::now();
+    let start = Awake::start();
     gate.stop();
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
@@ -63,7 +63,7 @@ fn a_second_sigterm_gives_up_an_attempt_that_no_client_waits_for() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(gate.is_running(), "it left its attempt alone");
     gate.sigterm();
-    let start = Instant::now();
+    let start = Awake::start();
     assert!(gate.wait().success());
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     assert!(gate.log().contains("stop signal during the drain"), "{}", gate.log());
@@ -81,7 +81,7 @@ fn what_cannot_finish_is_settled_as_unknown() {
     let address = gate.address;
     let first = std::thread::spawn(move || Request::post("/charges").key("k-1").body("{}").try_send(address));
     upstream.wait_for_runs(1);
-    let start = Instant::now();
+    let start = Awake::start();
     let plan = gate.stop();
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     if let Some(response) = first.join().unwrap() {
@@ -301,7 +301,7 @@ fn a_drain_that_is_over_waits_for_no_stream() {
     let mut client = Client::connect(gate.address);
     client.send(Request::get("/stream").bytes());
     assert_eq!(client.wire.until(b"half").map(|bytes| bytes.ends_with(b"half")).ok(), Some(true));
-    let began = Instant::now();
+    let began = Awake::start();
     gate.stop();
     assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
     never.open();

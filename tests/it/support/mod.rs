@@ -27,4 +27,4 @@ pub use prometheus::Prometheus;
 pub use service::Service;
 pub use tls::{Terms, Tls};
 pub use upstream::{Reply, Upstream};
-pub use wait::{Signal, eventually};
+pub use wait::{Awake, Signal, eventually};

@@ -1,6 +1,7 @@
 //! Waiting for something to become true, never for time to pass.
 
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// The longest that anything may take on a machine that is busy with other tests.
@@ -42,6 +43,59 @@ pub fn within<T>(patience: Duration, what: &str, mut ask: impl FnMut() -> Option
             return answer;
         }
         assert!(start.elapsed() < patience, "not within {patience:?}: {what}");
-        std::thread::sleep(Duration::from_millis(10));
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// How often [`Awake`] looks, and how late it may be on a machine that is merely busy: more than that stood still.
+const BEAT: Duration = Duration::from_millis(10);
+const LATE: Duration = Duration::from_millis(100);
+
+/// A clock that leaves out the times at which the machine stood still, for bounds on what the product takes: a thread
+/// sleeps for a moment again and again, and notices how late it wakes up.
+pub struct Awake {
+    began: Instant,
+    beats: Arc<Mutex<Beats>>,
+}
+
+struct Beats {
+    last: Instant,
+    stood_still: Duration,
+}
+
+impl Beats {
+    fn stood_still(&self, now: Instant) -> Duration {
+        self.stood_still + now.saturating_duration_since(self.last).saturating_sub(BEAT + LATE)
+    }
+}
+
+impl Awake {
+    pub fn start() -> Self {
+        let began = Instant::now();
+        let beats = Arc::new(Mutex::new(Beats { last: began, stood_still: Duration::ZERO }));
+        let beating = Arc::downgrade(&beats);
+        std::thread::spawn(move || {
+            while let Some(beats) = beating.upgrade() {
+                let mut beats = beats.lock().unwrap();
+                let now = Instant::now();
+                beats.stood_still = beats.stood_still(now);
+                beats.last = now;
+                drop(beats);
+                sleep(BEAT);
+            }
+        });
+        Self { began, beats }
+    }
+
+    /// How long it has been since the start, without the times at which the machine stood still.
+    pub fn elapsed(&self) -> Duration {
+        let beats = self.beats.lock().unwrap();
+        let now = Instant::now();
+        now.duration_since(self.began).saturating_sub(beats.stood_still(now))
+    }
+
+    /// For how long in all the machine has stood still since the start.
+    pub fn stood_still(&self) -> Duration {
+        self.beats.lock().unwrap().stood_still(Instant::now())
     }
 }
