@@ -39,7 +39,7 @@ fn exchanges_that_break_off_are_logged_once_in_a_while_and_counted() {
 #[test]
 fn a_problem_leads_to_the_log_and_to_the_record() {
     let upstream = Upstream::start(|_| Reply::nothing());
-    let gate = Gate::before(&upstream).upstream("timeout = \"300ms\"").start();
+    let gate = Gate::before(&upstream).upstream("timeout = \"2s\"").start();
     let trace = "0af7651916cd43dd8448eb211c80319c";
     let request = Request::post("/charges").key("order-2026-0001").header("Authorization", "Basic c2hvcDpzM2NyZXQ=");
     let traced = request.clone().header("traceparent", format!("00-{trace}-b7ad6b7169203331-01"));
@@ -90,7 +90,7 @@ fn a_record_says_why_it_is_unknown() {
     });
     let gate = Gate::before(&upstream)
         .upstream("timeout = \"20s\"")
-        .defaults("lease = \"1s\"")
+        .defaults("lease = \"5s\"")
         .server("drain_timeout = \"200ms\"")
         .start();
     for how in ["502", "broken"] {

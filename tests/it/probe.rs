@@ -284,7 +284,7 @@ fn anything_else_tells_nothing() {
         7 => Reply::nothing().pause(Duration::from_secs(60)),
         _ => Reply::ok("at last"),
     });
-    let gate = Gate::before(&upstream).defaults(NOW).upstream("timeout = \"1s\"").start();
+    let gate = Gate::before(&upstream).defaults(NOW).upstream("timeout = \"4s\"").start();
     lost(&gate, "k-1");
     for asked in 1..=7 {
         asked_again(&gate).expect_problem(409, "outcome-unknown");

@@ -143,7 +143,7 @@ fn a_late_retry_meets_the_attempt_and_not_the_upstream() {
 fn a_request_does_not_outlive_its_record() {
     let upstream = numbered();
     let rule =
-        "ttl = \"4s\"\nrequest_time = { from = \"header:X-Request-Timestamp\", max_age = \"3s\", skew = \"1s\" }";
+        "ttl = \"8s\"\nrequest_time = { from = \"header:X-Request-Timestamp\", max_age = \"7s\", skew = \"1s\" }";
     let gate = Gate::before(&upstream).defaults(rule).start();
     let request = charge("k", at(0));
     request.send(&gate).expect(200, "executed");

@@ -86,7 +86,7 @@ fn two_lengths_that_differ() {
 #[test]
 fn silence_until_the_timeout() {
     let upstream = Upstream::start(|_| Reply::nothing());
-    let plan = Gate::before(&upstream).upstream("timeout = \"600ms\"");
+    let plan = Gate::before(&upstream).upstream("timeout = \"2s\"");
     held_as_unknown(plan, &upstream, 504, "upstream-timeout");
 }
 
@@ -96,7 +96,7 @@ fn an_answer_that_stalls_until_the_timeout() {
     let held = never.clone();
     let upstream =
         Upstream::start(move |_| Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").pause_until(&held));
-    let plan = Gate::before(&upstream).upstream("timeout = \"600ms\"");
+    let plan = Gate::before(&upstream).upstream("timeout = \"2s\"");
     held_as_unknown(plan, &upstream, 504, "upstream-timeout");
     never.open();
 }
@@ -286,7 +286,7 @@ fn a_client_that_waited_long_enough_is_told_and_gets_the_answer_later() {
     let signal = Signal::new();
     let held = signal.clone();
     let upstream = Upstream::start(move |_| Reply::status("201 Created", "late").hold_until(&held));
-    let gate = Gate::before(&upstream).upstream("client_timeout = \"400ms\"").start();
+    let gate = Gate::before(&upstream).upstream("client_timeout = \"2s\"").start();
     gate.post("/charges", "k-1", "{}").expect_problem(504, "still-running");
     gate.post("/charges", "k-1", "{}").expect_problem(409, "in-flight");
     signal.open();
@@ -468,7 +468,7 @@ fn a_body_that_stops_before_the_upstreams_timeout_is_the_clients_fault() {
         drop(conn.next_head());
         held.wait();
     });
-    let gate = Gate::before(&upstream).upstream("timeout = \"600ms\"").start();
+    let gate = Gate::before(&upstream).upstream("timeout = \"2s\"").start();
     let mut client = Client::connect(gate.address);
     client.send("POST /charges HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n");
     client.response().expect_bare_problem(408, "request-timeout");
