@@ -19,8 +19,10 @@ fn plan(upstream: &Upstream) -> Plan {
     plan.top(&format!("[access_log]\npath = {path:?}\n"))
 }
 
+/// The lines that are there. What is read while it is written may end in the middle of one.
 fn lines_of(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
+    let text = text.rfind('\n').map_or("", |end| &text[..end]);
     let line = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     text.lines().map(line).collect()
 }
