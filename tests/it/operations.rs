@@ -106,7 +106,9 @@ impl Drop for Killed {
 #[test]
 fn health_is_one_line_and_an_exit_status() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
-    let gate = Gate::before(&upstream).start();
+    // An address that nobody else is given once the gate has gone.
+    let listen = format!("listen = \"{}\"", Upstream::free_address());
+    let gate = Gate::before(&upstream).admin(&listen).start();
     let admin = gate.admin.to_string();
     assert_eq!(oncegate(&["health", "--admin", &admin]), (0, "ready\n".to_owned(), String::new()));
     gate.stop();
