@@ -8,7 +8,7 @@ use crate::support::gate::SECRET;
 use crate::support::store::migrated;
 use crate::support::{Gate, Reply, Upstream};
 
-/// How long a replay may lag a purge here.
+/// How long a replay may lag a purge here, unless a test says otherwise.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// How often a purge is tried.
@@ -17,9 +17,9 @@ const PURGES: usize = 8;
 /// For how long after a purge each of three gates went on to replay what was purged, in the order of length: by when the
 /// last of those requests began. Between an answer and its purge stands `trouble`.
 #[track_caller]
-fn lags(url: &str, redis: &Redis, purges: usize, trouble: impl Fn()) -> Vec<Duration> {
+fn lags(url: &str, redis: &Redis, max_age: Duration, purges: usize, trouble: impl Fn()) -> Vec<Duration> {
     let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
-    let lines = format!("cache_max_age = \"{}s\"", MAX_AGE.as_secs());
+    let lines = format!("cache_max_age = \"{}s\"", max_age.as_secs());
     let plan = || Gate::before(&upstream).store_url(url).cache(&redis.url(), SECRET).store(&lines);
     let gates = [(); 3].map(|()| plan().start());
     let mut lags = Vec::new();
@@ -38,7 +38,8 @@ fn lags(url: &str, redis: &Redis, purges: usize, trouble: impl Fn()) -> Vec<Dura
         assert!((200..300).contains(&purged.status), "{}", purged.show());
         let at = Instant::now();
         let answers = std::thread::scope(|scope| {
-            let asking = gates.each_ref().map(|gate| scope.spawn(|| until_purged(gate, &key, &first.text(), at)));
+            let asking =
+                gates.each_ref().map(|gate| scope.spawn(|| until_purged(gate, &key, &first.text(), max_age, at)));
             asking.map(|one| one.join().expect("an answer"))
         });
         redis.go_on();
@@ -53,9 +54,9 @@ fn lags(url: &str, redis: &Redis, purges: usize, trouble: impl Fn()) -> Vec<Dura
 
 /// When the last request began that was answered by what was purged, and the answer after it. It is asked for longer than
 /// it may be: what was forgotten does not come back.
-fn until_purged(gate: &Gate, key: &str, purged: &str, since: Instant) -> (Duration, String) {
+fn until_purged(gate: &Gate, key: &str, purged: &str, max_age: Duration, since: Instant) -> (Duration, String) {
     let (mut lag, mut last) = (Duration::ZERO, String::new());
-    while since.elapsed() < MAX_AGE + MAX_AGE / 4 || last.is_empty() && since.elapsed() < LONGEST {
+    while since.elapsed() < max_age + max_age / 4 || last.is_empty() && since.elapsed() < LONGEST {
         let began = since.elapsed();
         let answer = gate.post("/charges", key, "{}");
         if answer.text() == purged {
@@ -73,20 +74,20 @@ fn expect_soon(lags: &[Duration]) {
     let usual = lags[lags.len() / 2];
     // Where no gate hears of a purge, it is about as long as it may be.
     assert!(usual < MAX_AGE / 2, "usually {usual:?}");
-    expect_in_time(lags);
+    expect_in_time(lags, MAX_AGE);
 }
 
 #[track_caller]
-fn expect_in_time(lags: &[Duration]) {
+fn expect_in_time(lags: &[Duration], max_age: Duration) {
     let longest = lags.last().expect("some");
-    assert!(*longest <= MAX_AGE, "{longest:?}");
+    assert!(*longest <= max_age, "{longest:?}");
 }
 
 #[test]
 fn a_purge_is_soon_known_to_all() {
     let Some(database) = migrated() else { return };
     let Some(redis) = cache() else { return };
-    expect_soon(&lags(&database.url, &redis, PURGES, || {}));
+    expect_soon(&lags(&database.url, &redis, MAX_AGE, PURGES, || {}));
 }
 
 /// The database tells of it.
@@ -94,7 +95,7 @@ fn a_purge_is_soon_known_to_all() {
 fn a_purge_is_known_to_all_while_the_cache_hangs() {
     let Some(database) = migrated() else { return };
     let Some(redis) = cache() else { return };
-    expect_in_time(&lags(&database.url, &redis, 4, || redis.hang()));
+    expect_in_time(&lags(&database.url, &redis, MAX_AGE, 4, || redis.hang()), MAX_AGE);
 }
 
 /// The cache tells of it: through a pooler nobody hears the database.
@@ -103,7 +104,7 @@ fn a_purge_is_known_to_all_through_a_pooler() {
     let Some(database) = migrated() else { return };
     let Some(url) = database.pooled_url() else { return };
     let Some(redis) = cache() else { return };
-    expect_soon(&lags(&url, &redis, PURGES, || {}));
+    expect_soon(&lags(&url, &redis, MAX_AGE, PURGES, || {}));
 }
 
 /// Nobody tells of it.
@@ -112,8 +113,11 @@ fn a_purge_is_known_in_time_where_nobody_hears_of_it() {
     let Some(database) = migrated() else { return };
     let Some(url) = database.pooled_url() else { return };
     let Some(redis) = cache() else { return };
-    let lags = lags(&url, &redis, 4, || redis.hang());
-    expect_in_time(&lags);
+    // What a gate has in memory ages from when it got it. That is some requests before the purge, which themselves
+    // take long on a busy machine: half of this age has to be left by then.
+    let max_age = 3 * MAX_AGE;
+    let lags = lags(&url, &redis, max_age, 4, || redis.hang());
+    expect_in_time(&lags, max_age);
     // That they were late at all says that the others are not quick by chance.
-    assert!(*lags.last().expect("some") > MAX_AGE / 2, "{lags:?}");
+    assert!(*lags.last().expect("some") > max_age / 2, "{lags:?}");
 }
