@@ -38,7 +38,7 @@ fn results(gates: &[Gate], result: &str) -> u64 {
 #[track_caller]
 fn spoiled_under_load(redis: &Redis, max_age: &str, sought: &[&str], mut spoil: impl FnMut(&mut fastrand::Rng)) {
     let Some(database) = migrated() else { return };
-    let storm = Storm::before(&database.url).asking_again().with_lease(5);
+    let storm = Storm::before(&database.url).asking_again().with_lease(30);
     // What is in memory is not asked of the cache: little is.
     let lines = format!("cache_max_age = \"{max_age}\"\ncache_max_entries = 100");
     let plan = |plan: Plan| plan.store_url(&database.url).cache(&redis.url(), SECRET).store(&lines);

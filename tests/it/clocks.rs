@@ -103,7 +103,7 @@ fn leases_are_kept_and_lost_in_time() {
     let signal = Signal::new();
     let held = signal.clone();
     let upstream = Upstream::start(move |_| Reply::ok("done").hold_until(&held));
-    let gates = three(&upstream, &database.url, "lease = \"3s\"");
+    let gates = three(&upstream, &database.url, "lease = \"5s\"");
     let running: Vec<_> = (0..6)
         .map(|nth| {
             let (request, address) = (Request::post("/charges").key(&format!("key-{nth}")), gates[nth % 3].address);
@@ -112,7 +112,7 @@ fn leases_are_kept_and_lost_in_time() {
         .collect();
     upstream.wait_for_runs(6);
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(8) {
+    while start.elapsed() < Duration::from_secs(11) {
         for nth in 0..6 {
             for gate in &gates {
                 gate.post("/charges", &format!("key-{nth}"), "{}").expect_problem(409, "in-flight");

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::migrate::waits;
 use crate::servers::{Postgres, Session};
 use crate::support::store::{migrated, migrated_on};
-use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
+use crate::support::{Awake, Gate, Reply, Request, Response, Signal, Upstream, eventually};
 
 /// How long one answer may take where the database is away: what a client waits for a claim by default, and some more.
 const PROMPT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ fn numbered() -> Upstream {
 
 /// Sends requests with fresh keys from many clients at once for a while, and gives their answers with how long they took.
 fn flood(gate: &Gate, name: &str, time: Duration) -> Vec<(Response, Duration)> {
-    let start = Instant::now();
+    let (start, awake) = (Instant::now(), &Awake::start());
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..30)
             .map(|client| {
@@ -33,8 +33,8 @@ fn flood(gate: &Gate, name: &str, time: Duration) -> Vec<(Response, Duration)> {
                     let mut answers = Vec::new();
                     while start.elapsed() < time {
                         let key = format!("{name}-{client}-{}", answers.len());
-                        let asked = Instant::now();
-                        answers.push((gate.post("/charges", &key, "{}"), asked.elapsed()));
+                        let asked = awake.elapsed();
+                        answers.push((gate.post("/charges", &key, "{}"), awake.elapsed() - asked));
                         std::thread::sleep(Duration::from_millis(10));
                     }
                     answers
@@ -222,12 +222,12 @@ fn a_record_that_somebody_holds_makes_nobody_else_wait() {
     let upstream = Upstream::start(move |request| match request.key().as_deref() {
         Some("held") => Reply::ok("held").hold_until(&held),
         // Longer than several leases.
-        Some(key) if key.starts_with("long") => Reply::ok(key).delay(Duration::from_secs(9)),
+        Some(key) if key.starts_with("long") => Reply::ok(key).delay(Duration::from_secs(12)),
         _ => Reply::ok("quick"),
     });
-    let plan = Gate::before(&upstream).store_url(&database.url).defaults("lease = \"3s\"");
+    let plan = Gate::before(&upstream).store_url(&database.url).defaults("lease = \"5s\"");
     let (gate, other) =
-        (plan.start(), Gate::before(&upstream).store_url(&database.url).defaults("lease = \"3s\"").start());
+        (plan.start(), Gate::before(&upstream).store_url(&database.url).defaults("lease = \"5s\"").start());
     let send = |key: &str| {
         let (request, address) = (Request::post("/charges").key(key).body("{}"), gate.address);
         std::thread::spawn(move || request.send(address))
@@ -269,10 +269,10 @@ fn those_who_wait_for_a_record_that_somebody_holds_cost_nobody_a_lease() {
     let held = signal.clone();
     let upstream = Upstream::start(move |request| match request.key().as_deref() {
         Some("held") => Reply::ok("held").hold_until(&held),
-        Some(key) => Reply::ok(key).delay(Duration::from_secs(10)),
+        Some(key) => Reply::ok(key).delay(Duration::from_secs(13)),
         None => Reply::ok(""),
     });
-    let policy = "lease = \"3s\"\nin_flight = { wait = \"25s\" }";
+    let policy = "lease = \"5s\"\nin_flight = { wait = \"25s\" }";
     let plan = || Gate::before(&upstream).store_url(&database.url).defaults(policy);
     let (first, second) = (plan().start(), plan().start());
     let send = |gate: &Gate, key: &str| {

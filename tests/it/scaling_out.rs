@@ -2,13 +2,13 @@
 
 mod moving;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::migrate::{done, refused};
 use crate::servers::Postgres;
-use crate::support::{Gate, Plan, Reply, Upstream, eventually};
+use crate::support::{Awake, Gate, Plan, Reply, Upstream, eventually};
 
 /// Servers, and the URL of a database on each: not of one list yet.
 pub fn servers(count: usize) -> Option<(Vec<Postgres>, Vec<String>)> {
@@ -120,11 +120,11 @@ fn pages(gate: &Gate) -> usize {
 /// Holds that the keys of one server are refused, in time, and all others served, old and new.
 #[track_caller]
 fn expect_away(gate: &Gate, upstream: &Upstream, name: &str, of_it: usize) {
-    let (mut refused, mut slowest) = (0, Duration::ZERO);
+    let (mut refused, mut slowest, awake) = (0, Duration::ZERO, Awake::start());
     for key in 0..60 {
-        let asked = Instant::now();
+        let asked = awake.elapsed();
         let answer = gate.post("/charges", &format!("before-{key}"), "{}");
-        slowest = slowest.max(asked.elapsed());
+        slowest = slowest.max(awake.elapsed() - asked);
         match answer.status {
             503 => refused += usize::from(answer.expect_problem(503, "store-unavailable").status == 503),
             _ => drop(answer.expect(200, "replayed")),
@@ -134,9 +134,9 @@ fn expect_away(gate: &Gate, upstream: &Upstream, name: &str, of_it: usize) {
     let mut new = 0;
     for key in 0..60 {
         let key = format!("{name}-{key}");
-        let asked = Instant::now();
+        let asked = awake.elapsed();
         let answer = gate.post("/charges", &key, "{}");
-        slowest = slowest.max(asked.elapsed());
+        slowest = slowest.max(awake.elapsed() - asked);
         new += usize::from(answer.status == 200);
         assert_eq!(upstream.runs_of(&key), usize::from(answer.status == 200), "{}", answer.show());
     }
@@ -174,7 +174,7 @@ fn a_server_that_hangs_holds_up_no_other() {
             .map(|key| {
                 let gate = &gate;
                 scope.spawn(move || {
-                    let asked = Instant::now();
+                    let asked = Awake::start();
                     let answer = gate.post("/charges", &format!("new-{key}"), "{}");
                     (answer.status, asked.elapsed())
                 })
@@ -192,7 +192,7 @@ fn a_server_that_hangs_holds_up_no_other() {
     assert!(executed >= 4, "{executed} of 12 kept their leases");
     // What would change many records is refused at once, and says for which server.
     for (is_dry_run, reason) in [(true, ""), (false, "a test")] {
-        let (asked, body) = (Instant::now(), json!({"all": true, "dry_run": is_dry_run, "reason": reason}));
+        let (asked, body) = (Awake::start(), json!({"all": true, "dry_run": is_dry_run, "reason": reason}));
         let refused = gate.admin("POST", "/api/v1/records/purge", Some(&body));
         let said = refused.json()["detail"].to_string();
         assert!(

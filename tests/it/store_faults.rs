@@ -270,8 +270,9 @@ fn failing_open_is_marked() {
 #[test]
 fn failing_open_runs_nothing_for_a_client_that_is_gone() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
-    let plan = Gate::before(&upstream).defaults("store_failure = \"forward\"").upstream("client_timeout = \"700ms\"");
-    let gate = plan.with_faults().store("settle_timeout = \"2s\"").start();
+    let plan = Gate::before(&upstream).defaults("store_failure = \"forward\"").upstream("client_timeout = \"3s\"");
+    // A claim is waited for longer than a client is.
+    let gate = plan.with_faults().store("settle_timeout = \"6s\"").start();
     gate.post("/charges", "warm", "{}").expect(200, "executed");
     gate.fault(Fault::Block);
     let mut client = Client::connect(gate.address);

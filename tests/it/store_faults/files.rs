@@ -6,11 +6,11 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
+use crate::support::{Awake, Gate, Plan, Reply, Request, Response, Upstream};
 
 /// How long a gate may take to notice: a second, and what a busy machine adds.
 const NOTICED_WITHIN: Duration = Duration::from_secs(5);
@@ -98,7 +98,7 @@ fn answered(gate: &Gate) -> Vec<(String, Response)> {
 
 /// Sends new keys until the gate has ended, and returns those that it answered as executed.
 fn sent_until_it_ends(gate: &mut Gate) -> Vec<(String, Response)> {
-    let start = Instant::now();
+    let start = Awake::start();
     let mut answers = Vec::new();
     for nth in 0.. {
         let key = format!("during-{nth}");

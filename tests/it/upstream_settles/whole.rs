@@ -12,7 +12,7 @@ use crate::support::wait::PATIENCE;
 use crate::support::{Client, Gate, Plan, Reply, Request, Response, Upstream, eventually};
 
 /// A short lease, of which a busy machine loses none.
-const LEASE: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(5);
 
 #[track_caller]
 fn example() -> Option<Example> {
@@ -285,7 +285,7 @@ fn an_unknown_attempt_that_is_at_work_is_left_alone() {
 /// One upstream holds its transaction for several leases: its key stays in flight, and nobody else is the worse for it.
 #[test]
 fn a_long_transaction_is_nobody_elses_business() {
-    const TIME: Duration = Duration::from_secs(8);
+    const TIME: Duration = Duration::from_secs(12);
     let (Some(example), Some(other)) = (example(), example()) else { return };
     let start = |example: &Example| [before(example, "").start(), before(example, "").start()];
     let (gates, others) = (start(&example), start(&other));
