@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 
 PATIENCE = 60
@@ -15,6 +16,24 @@ KEYS = {
     "Tab": ("Tab", 9, None), "Enter": ("Enter", 13, "\r"), "Escape": ("Escape", 27, None), " ": ("Space", 32, " "),
     "ArrowDown": ("ArrowDown", 40, None), "/": ("Slash", 191, "/"), "?": ("Slash", 191, "?"),
 }
+
+
+class Awake:
+    """Measures for how long the machine stood still: a thread sleeps for a moment again and again, and notices how late it wakes up."""
+
+    BEAT, LATE = 0.01, 0.1
+
+    def __init__(self):
+        self.stood_still = 0
+        threading.Thread(target=self.beat, daemon=True).start()
+
+    def beat(self):
+        last = time.monotonic()
+        while True:
+            time.sleep(self.BEAT)
+            now = time.monotonic()
+            self.stood_still += max(0, now - last - self.BEAT - self.LATE)
+            last = now
 
 
 class Browser:
@@ -139,6 +158,8 @@ class Browser:
 
     def tab_to(self, what, test, most=60):
         """Presses Tab until the element in focus passes a test, and sees that the focus can be seen."""
+        # What is still loading has nothing that could have the focus.
+        self.until(f"{what} is there", f"[...document.querySelectorAll('body *')].some(element => {test})")
         for _ in range(most):
             self.key("Tab")
             if self.evaluate(f"(element => {test})(document.activeElement)"):
