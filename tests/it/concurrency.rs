@@ -174,9 +174,9 @@ fn an_expired_record_is_claimed_by_one() {
         1 => Reply::ok("first"),
         _ => Reply::ok("second").hold_until(&held),
     });
-    let gate = Gate::before(&upstream).defaults("ttl = \"1s\"").start();
+    let gate = Gate::before(&upstream).defaults("ttl = \"2s\"").start();
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
-    std::thread::sleep(Duration::from_millis(1_050));
+    std::thread::sleep(Duration::from_millis(2_050));
     one_of_twenty_runs_again(&gate, &upstream, &signal);
 }
 

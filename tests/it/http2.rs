@@ -245,8 +245,8 @@ fn nobody_who_says_half_a_word_is_waited_for() {
 
 #[test]
 fn an_idle_connection_is_told_to_leave() {
-    let upstream = Upstream::start(|_| Reply::ok("x").delay(Duration::from_millis(600)));
-    let gate = Gate::before(&upstream).top("[limits]\nidle_timeout = \"300ms\"").start();
+    let upstream = Upstream::start(|_| Reply::ok("x").delay(Duration::from_millis(3000)));
+    let gate = Gate::before(&upstream).top("[limits]\nidle_timeout = \"1500ms\"").start();
     let mut client = Frames::connect(gate.address, &[]);
     client.send(HEADERS, WHOLE, 1, &request("GET", "/", &[]));
     assert_eq!(client.ending(1), Ending::Status(200), "who waits for an answer is not idle");
