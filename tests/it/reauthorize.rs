@@ -6,7 +6,7 @@ use std::thread::scope;
 use std::time::Duration;
 
 use crate::support::gate::Plan;
-use crate::support::{Gate, Reply, Request, Response, Signal, Upstream};
+use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
 
 /// An upstream whose `/whoami` says what `whoami` does of the how-manieth question it is, and how often that was asked.
 fn upstream(whoami: impl Fn(usize) -> Reply + Send + Sync + 'static) -> (Upstream, Arc<AtomicUsize>) {
@@ -42,7 +42,7 @@ fn a_client_waits_for_the_question_no_longer_than_for_an_answer() {
     let asks = Signal::new();
     let hold = asks.clone();
     let (upstream, _) = upstream(move |_| Reply::status("204 No Content", "").hold_until(&hold));
-    let mut gate = asking(&upstream, "").upstream("client_timeout = \"1s\"").start();
+    let mut gate = asking(&upstream, "").upstream("client_timeout = \"3s\"").start();
     charge("k-1", 0).send(&gate).expect(200, "executed");
     for nth in 1..3 {
         charge("k-1", nth).send(&gate).expect_problem(504, "still-running");
@@ -134,6 +134,8 @@ fn equal_retries_share_a_question() {
         while asked.load(Ordering::SeqCst) < 2 {
             std::thread::sleep(Duration::from_millis(5));
         }
+        // One that comes later than a second after the answer would ask again.
+        eventually("all are there", || (gate.metric("oncegate_requests_in_flight", &[]) == 9.0).then_some(()));
         signal.open();
         for retry in retries.into_iter().chain([other]) {
             retry.join().unwrap().expect(200, "replayed");
@@ -186,7 +188,7 @@ fn an_answer_that_was_not_kept_is_asked_about_too() {
 #[test]
 fn an_upstream_that_is_away_or_silent() {
     let (upstream, asked) = upstream(|_| Reply::nothing());
-    let plan = asking(&upstream, "").upstream("timeout = \"1s\"");
+    let plan = asking(&upstream, "").upstream("timeout = \"3s\"");
     let gate = plan.start();
     charge("k-1", 0).send(&gate).expect(200, "executed");
     charge("k-1", 1).send(&gate).expect_problem(502, "upstream-unreachable");
