@@ -46,6 +46,8 @@ struct Wire {
     listens: AtomicBool,
     connections: AtomicUsize,
     cuts: AtomicUsize,
+    /// How often all connections were cut; changes under the lock of the mood.
+    times_cut: AtomicUsize,
 }
 
 /// What the wire does at the moment.
@@ -77,6 +79,7 @@ impl Proxy {
             listens: AtomicBool::new(true),
             connections: AtomicUsize::new(0),
             cuts: AtomicUsize::new(0),
+            times_cut: AtomicUsize::new(0),
         };
         let wire = Arc::new(wire);
         let listener = TcpListener::bind(address).expect("a free address");
@@ -109,9 +112,12 @@ impl Proxy {
         self.wait_for_listener(false);
     }
 
-    /// Cuts all connections that are open.
+    /// Cuts all connections that are open, and those that are accepted and only about to be.
     pub fn cut_all(&self) {
-        let open = std::mem::take(&mut self.wire.mood.lock().unwrap().open);
+        let mut mood = self.wire.mood.lock().unwrap();
+        let open = std::mem::take(&mut mood.open);
+        self.wire.times_cut.fetch_add(1, Ordering::SeqCst);
+        drop(mood);
         self.wire.cuts.fetch_add(open.len(), Ordering::SeqCst);
         for (_, client, server) in open {
             drop(client.shutdown(Shutdown::Both));
@@ -213,15 +219,16 @@ impl Wire {
             match accepted {
                 Some((client, _)) => {
                     client.set_nonblocking(false).expect("a socket");
-                    let wire = Arc::clone(&self);
-                    spawn(move || wire.connect(client));
+                    let (wire, times_cut) = (Arc::clone(&self), self.times_cut.load(Ordering::SeqCst));
+                    spawn(move || wire.connect(client, times_cut));
                 }
                 None => sleep(Duration::from_millis(1)),
             }
         }
     }
 
-    fn connect(self: Arc<Self>, client: TcpStream) {
+    /// Connects a client that was accepted when all had been cut this often.
+    fn connect(self: Arc<Self>, client: TcpStream, times_cut: usize) {
         let number = self.connections.fetch_add(1, Ordering::SeqCst);
         let Ok(server) = TcpStream::connect(self.server) else { return };
         let (Ok(client_too), Ok(server_too)) = (client.try_clone(), server.try_clone()) else { return };
@@ -229,7 +236,13 @@ impl Wire {
             stream.set_nodelay(true).expect("a connected socket");
         }
         let both = (number, client.try_clone().expect("a socket"), server.try_clone().expect("a socket"));
-        self.mood.lock().unwrap().open.push(both);
+        let mut mood = self.mood.lock().unwrap();
+        if self.times_cut.load(Ordering::SeqCst) != times_cut {
+            self.cuts.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        mood.open.push(both);
+        drop(mood);
         let frames = Arc::new(Mutex::new(Frames::default()));
         let (wire, seen) = (Arc::clone(&self), Arc::clone(&frames));
         spawn(move || wire.carry(client_too, server_too, Direction::ToServer, &seen));
