@@ -54,7 +54,7 @@ async fn a_lock_whose_holder_died_expires() {
 async fn the_lock_is_extended_while_in_use_and_then_released() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
-    let hold = Duration::from_secs(2);
+    let hold = Duration::from_secs(4);
     let lock = Lock { store: &store, token: [1; 16], hold };
     lock.take().await.unwrap();
     let began = Instant::now();
