@@ -337,6 +337,8 @@ impl Client {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(format!("nothing more within {PATIENCE:?} behind {:?}", cut(&self.buffer)));
             }
+            // A process that was stopped and goes on finds a read with a timeout interrupted.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => self.ended = Some(Ended::Reset),
         }
         Ok(())
