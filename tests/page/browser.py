@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 
 PATIENCE = 60
@@ -16,24 +15,6 @@ KEYS = {
     "Tab": ("Tab", 9, None), "Enter": ("Enter", 13, "\r"), "Escape": ("Escape", 27, None), " ": ("Space", 32, " "),
     "ArrowDown": ("ArrowDown", 40, None), "/": ("Slash", 191, "/"), "?": ("Slash", 191, "?"),
 }
-
-
-class Awake:
-    """Measures for how long the machine stood still: a thread sleeps for a moment again and again, and notices how late it wakes up."""
-
-    BEAT, LATE = 0.01, 0.1
-
-    def __init__(self):
-        self.stood_still = 0
-        threading.Thread(target=self.beat, daemon=True).start()
-
-    def beat(self):
-        last = time.monotonic()
-        while True:
-            time.sleep(self.BEAT)
-            now = time.monotonic()
-            self.stood_still += max(0, now - last - self.BEAT - self.LATE)
-            last = now
 
 
 class Browser:

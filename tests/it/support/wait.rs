@@ -93,9 +93,4 @@ impl Awake {
         let now = Instant::now();
         now.duration_since(self.began).saturating_sub(beats.stood_still(now))
     }
-
-    /// For how long in all the machine has stood still since the start.
-    pub fn stood_still(&self) -> Duration {
-        self.beats.lock().unwrap().stood_still(Instant::now())
-    }
 }
