@@ -196,23 +196,26 @@ pub(super) fn nonzero_time() -> Kind<Duration> {
     time_of(Duration::from_millis(1)..=Duration::MAX)
 }
 
-/// A duration within bounds.
+/// A duration within bounds. A bound below that is longer than 1ms has a 1 alone: 10ms, 1s.
 pub(super) fn time_of(allowed: RangeInclusive<Duration>) -> Kind<Duration> {
     let least = *allowed.start();
     let part = |number: &str| format!("{number}({})", DURATIONS.map(|(unit, _)| unit).join("|"));
     let pattern = move || match part("[0-9]+") {
         any if least.is_zero() => format!(r"^\s*({any})+\s*$"),
-        any if least < Duration::from_secs(1) => {
+        any if least <= Duration::from_millis(1) => {
             format!(r"^\s*({})*{}({any})*\s*$", part("0+"), part("0*[1-9][0-9]*"))
         }
         // Several parts may come to less.
-        any => format!(r"^\s*(0*[1-9][0-9]{{3,}}ms|0*[1-9][0-9]*[smhd]|{any}({any})+)\s*$"),
+        any => {
+            let digits = least.as_millis().ilog10().min(3);
+            format!(r"^\s*(0*[1-9][0-9]{{{digits},}}ms|0*[1-9][0-9]*[smhd]|{any}({any})+)\s*$")
+        }
     };
     let parse = move |node: &Node<'_>| {
         let (least, most) = (show_duration(*allowed.start()), show_duration(*allowed.end()));
         match node.duration()? {
             duration if allowed.contains(&duration) => Ok(duration),
-            Duration::ZERO if *allowed.start() < Duration::from_secs(1) => {
+            Duration::ZERO if *allowed.start() <= Duration::from_millis(1) => {
                 Err(Wrong::new("must be longer than zero").hint("write more than zero, such as \"30s\" or \"24h\""))
             }
             short if short < *allowed.start() => {

@@ -9,7 +9,7 @@ use serde_json::json;
 use self::location::{Location, UrlGrammar};
 use self::sealing::KeyFile;
 use super::declare::{Keys as _, Shown::Example, keys};
-use super::kinds::{Kind, Toml, file, number, one_or_several, size, text, time, unique};
+use super::kinds::{Kind, Toml, file, number, one_or_several, size, text, time, time_of, unique};
 use super::node::{Node, Table, Wrong};
 use super::secrets;
 use crate::gate::Secret;
@@ -102,8 +102,8 @@ keys! {
         cache_max_entries: usize = 65_536 => number(1..=100_000_000);
         /// How long a client waits for the store to say what it knows of the key, and to take the claim or the request. Then it gets 503,
         /// or the request is forwarded as `store_failure` says. So long it waits again for a store that became unreachable after the
-        /// attempt. Then it gets the upstream's answer, marked `unrecorded`.
-        settle_timeout: Duration = Duration::from_secs(5) => time();
+        /// attempt. Then it gets the upstream's answer, marked `unrecorded`. At least "10ms".
+        settle_timeout: Duration = Duration::from_secs(5) => time_of(Duration::from_millis(10)..=Duration::MAX);
     }
 }
 
