@@ -324,6 +324,16 @@ pub(super) fn on_effects(table: &Table<'_>, route: &str, policy: &Policy, timeou
             format!("route `{route}` has store_failure = \"forward\" and accepts requests; {why}"),
         );
     }
+    // With "retry", a retry runs beside such an attempt anyway.
+    if let Some(timeout) = timeout.filter(|timeout| policy.unknown_ttl <= *timeout)
+        && !matches!(policy.recovery, Recovery::Retry)
+    {
+        let (kept, timeout) = (show_duration(policy.unknown_ttl), show_duration(timeout));
+        let message =
+            format!("route `{route}` forgets an unknown outcome after {kept}, and an attempt may take {timeout}");
+        let effect = "a retry may run again while the first attempt still runs";
+        table.advise("unknown_ttl", format!("{message}: {effect}; write more than {timeout}"));
+    }
     if let (Recovery::Probe(probe), Some(timeout)) = (&policy.recovery, timeout)
         && probe.after.unwrap_or(timeout) >= policy.unknown_ttl
     {

@@ -350,6 +350,9 @@ fn what_cannot_do_what_it_says_is_advised_against() {
         ("store_failure = \"forward\"", "store_failure", 0),
         ("unknown_ttl = \"1h\"\nrecovery = { probe = \"/x/{key}\", after = \"60s\", every = \"5h\" }", "recovery", 1),
         ("recovery = { probe = \"/x/{key}\", after = \"60s\", every = \"5h\" }", "recovery", 0),
+        ("unknown_ttl = \"60s\"", "unknown_ttl", 1),
+        ("unknown_ttl = \"61s\"", "unknown_ttl", 0),
+        ("unknown_ttl = \"1s\"\nrecovery = \"retry\"", "unknown_ttl", 0),
     ] {
         let told = advised(&format!("{APP}{route}{lines}\n"), key);
         assert_eq!(told.len(), count, "{lines}: {told:?}");
