@@ -14,8 +14,11 @@ use super::kinds::{Shape, nested, nonzero_time, number, one_or_several, words};
 use super::limits::COUNTS;
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
+use super::units::show_duration;
 use crate::http::socket::Listen;
 use crate::http::upstream::{Protocol, Settings, Sharing, UpstreamAddress};
+use crate::idempotency::recovery::Recovery;
+use crate::route::{Route, Router};
 
 pub(super) mod encryption;
 pub(super) mod location;
@@ -140,6 +143,30 @@ pub(super) fn advise_on_places(root: &Table<'_>, upstreams: &Upstreams, server: 
             let message = format!("oncegate itself listens here ({key} is {listen}): write where the service listens");
             table.table(name, Keys::SECTION).advise("url", message);
         }
+    }
+}
+
+/// Tells of upstreams whose clients get 504 before the store is given up: then they do not learn that it is away, and
+/// `store_failure` has nothing to decide. Where `client_timeout` is not below `timeout`, the attempt's own end comes first.
+pub(super) fn advise_on_patience(root: &Table<'_>, upstreams: &Upstreams, settle_timeout: Duration, router: &Router) {
+    let table = root.table("upstreams", SECTION);
+    for Settings { name, timeout, client_timeout, .. } in &upstreams.settings {
+        let is_bounded = |route: &Arc<Route>| {
+            let is_resent = matches!(route.policy.recovery, Recovery::Resend(_));
+            upstreams.names.get(route.upstream) == Some(name)
+                && route.policy.mode.protects()
+                && (client_timeout < timeout || is_resent)
+        };
+        if *client_timeout > settle_timeout || !router.routes().iter().any(is_bounded) {
+            continue;
+        }
+        let table = table.table(name, Keys::SECTION);
+        let key = if table.get("client_timeout").is_some() { "client_timeout" } else { "timeout" };
+        let settle_timeout = show_duration(settle_timeout);
+        let effect = "while the store is away, clients get 504 `still-running` and not 503 `store-unavailable`, and \
+                      store_failure = \"forward\" has no effect";
+        let mend = format!("write more than {settle_timeout}, or shorten that");
+        table.advise(key, format!("it is within store.settle_timeout ({settle_timeout}): {effect}; {mend}"));
     }
 }
 

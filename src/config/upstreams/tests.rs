@@ -90,6 +90,40 @@ fn certificates_count_by_what_they_are_and_keys_are_shown_nowhere() {
     assert_ne!(first, settings(&listed));
 }
 
+/// The gate would answer 504 before it has given up a store that is away.
+#[test]
+fn a_client_timeout_that_the_wait_for_the_store_outlasts_is_advised_against() {
+    let advised = |upstream: &str, settle_timeout: &str, route: &str| {
+        let text = format!(
+            "[store]\nsettle_timeout = \"{settle_timeout}\"\n[upstreams]\napp = {{ url = \"http://app\"{upstream} }}\n\
+             [[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\n{route}\n"
+        );
+        let advice = load_text(PathBuf::from("gate.toml"), &text).unwrap().advice;
+        let about = advice.into_iter().filter(|advice| advice.message.contains("store.settle_timeout"));
+        about.map(|advice| advice.key).next()
+    };
+    let (client_timeout, timeout) = (Some("upstreams.app.client_timeout"), Some("upstreams.app.timeout"));
+    let resend = "recovery = { resend = {} }";
+    for (upstream, settle_timeout, route, key) in [
+        ("", "5s", "", None),
+        ("", "5s", resend, None),
+        (", client_timeout = \"6s\"", "5s", "", None),
+        (", client_timeout = \"5s\"", "5s", "", client_timeout),
+        (", client_timeout = \"4s\"", "5s", "mode = \"accept\"", client_timeout),
+        (", client_timeout = \"4s\"", "3s", "", None),
+        (", client_timeout = \"4s\"", "5s", "mode = \"pass\"", None),
+        (", client_timeout = \"4s\"", "5s", "mode = \"observe\"", None),
+        // The attempt's own end comes first.
+        (", timeout = \"4s\"", "5s", "", None),
+        (", timeout = \"4s\", client_timeout = \"4s\"", "5s", "", None),
+        (", timeout = \"4s\"", "5s", resend, timeout),
+        ("", "2m", resend, timeout),
+        ("", "2m", "", None),
+    ] {
+        assert_eq!(advised(upstream, settle_timeout, route).as_deref(), key, "{upstream} {settle_timeout} {route}");
+    }
+}
+
 /// As one who tries it may, whose service has the port that oncegate takes.
 #[test]
 fn an_upstream_where_oncegate_listens_is_advised_against() {
