@@ -26,7 +26,7 @@ keys! {
         /// them.
         include: Vec<Pointer> = Vec::new() => list(text(format!("^({STEPS})?$"), pointer));
         /// The parts of a JSON body that do not count, such as ["/sent_at"].
-        exclude: Vec<Pointer> = Vec::new() => list(text(format!("^({STEPS})?$"), pointer));
+        exclude: Vec<Pointer> = Vec::new() => list(text(format!("^{STEPS}$"), excluded));
     }
 }
 
@@ -137,6 +137,15 @@ fn ingredient(node: &Node<'_>) -> Result<Ingredient, Wrong> {
             Err(wrong.hint("use \"method\", \"path\", \"query\", \"body\" or \"header:NAME\""))
         }
     }
+}
+
+/// Without the whole document, all JSON bodies would be equal.
+fn excluded(node: &Node<'_>) -> Result<Pointer, Wrong> {
+    if node.text()?.is_empty() {
+        let wrong = Wrong::new("\"\" is the whole document: without it all JSON bodies are equal");
+        return Err(wrong.hint("name parts such as \"/sent_at\", or let no body count with body = \"none\""));
+    }
+    pointer(node)
 }
 
 fn pointer(node: &Node<'_>) -> Result<Pointer, Wrong> {

@@ -195,7 +195,6 @@ const LEFT_TO_CHECK: &[&str] = &[
     "endless-secret: store.id_secret_file",
     "fingerprint-key-without-scope: routes[0].scope",
     "fingerprints: routes[0].fingerprint",
-    "fingerprints: routes[1].fingerprint",
     "fingerprints: routes[2].fingerprint",
     "fingerprints: routes[3].fingerprint",
     "fingerprints: routes[4].key.from",
