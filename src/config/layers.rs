@@ -209,7 +209,7 @@ fn environment(
     let mut values = Dict::new();
     let mut variables = BTreeMap::new();
     for (name, raw) in ours {
-        let mut keys: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
+        let mut keys: Vec<String> = name[PREFIX.len()..].split("__").map(key_of).collect();
         let value = variable(raw);
         if let [section, upstream, rest @ ..] = &mut *keys
             && section == "upstreams"
@@ -233,6 +233,18 @@ fn environment(
     }
     (values, variables)
 }
+
+/// Variables have no small letters, keys have no others; but the names of statuses of gRPC stand as they are.
+fn key_of(word: &str) -> String {
+    let key = word.to_lowercase();
+    match key.strip_prefix(GRPC) {
+        Some(_) => format!("{GRPC}{}", &word[GRPC.len()..]),
+        None => key,
+    }
+}
+
+/// How entries of `outcomes` for statuses of gRPC begin.
+const GRPC: &str = "grpc:";
 
 /// Reads the value of a variable: a list or a table as a file has it, and anything else bare.
 fn variable(raw: &str) -> Value {
