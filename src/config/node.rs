@@ -180,7 +180,7 @@ impl<'a> Node<'a> {
             Value::String(..) | Value::Char(..) => "text",
             Value::Bool(..) => "true or false",
             Value::Num(_, number) if number.to_i128().is_some_and(|number| number < 0) => "a negative number",
-            Value::Num(_, number) if number.to_i128().is_none() => "a fraction",
+            Value::Num(_, Num::F32(_) | Num::F64(_)) => "a fraction",
             Value::Num(..) => "a number",
             Value::Empty(..) => "nothing",
             Value::Dict(..) => "a table",

@@ -69,3 +69,16 @@ fn a_status_of_grpc_keeps_its_case_in_the_name_of_a_variable() {
     let problems = of("GRPC:UNAVAILABEL", "release").problems();
     assert!(problems.contains("grpc:UNAVAILABEL"), "{problems}");
 }
+
+#[test]
+fn a_number_in_a_variable_is_no_fraction() {
+    for (name, value, found) in [
+        ("KEY__REQUIRED", "1", "expected true or false, found a number"),
+        ("SCOPE", "5", "expected a list, found a number"),
+        ("SCOPE", "-5", "expected a list, found a negative number"),
+        ("KEY__MAX_LENGTH", "1.5", "expected a whole number, found a fraction"),
+    ] {
+        let problems = Case::new("").variable(&format!("ONCEGATE_DEFAULTS__{name}"), value).problems();
+        assert!(problems.contains(found), "{name}: {problems}");
+    }
+}
