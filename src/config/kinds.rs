@@ -326,11 +326,8 @@ fn list_of<T: 'static>(item: Kind<T>, filled: Option<&'static str>, is_unique: b
             let Some(items) = node.items() else {
                 let hint = match node.text() {
                     _ if of_tables || node.is_table() => "write [{ ... }]".to_owned(),
-                    Ok(text) if text.starts_with('[') => {
-                        "write it as TOML has it: texts in quotes, commas between them, and ] at the end".to_owned()
-                    }
-                    Ok(text) if !text.contains(['*', '"']) => format!("write [\"{text}\"]"),
-                    _ => "write [...]".to_owned(),
+                    Ok(text) => as_list(text, filled),
+                    Err(_) => "write [...]".to_owned(),
                 };
                 return node.accept(Err(node.expected("a list").hint(hint)));
             };
@@ -339,6 +336,21 @@ fn list_of<T: 'static>(item: Kind<T>, filled: Option<&'static str>, is_unique: b
         }),
         merge: None,
         print: Box::new(move |values| Some(Toml::Array(printed(&print, values)))),
+    }
+}
+
+/// The hint for text in the place of a list; `filled` is the hint for an empty list, where that is wrong.
+fn as_list(text: &str, filled: Option<&'static str>) -> String {
+    if text.trim_start().starts_with('[') {
+        return "write it as TOML has it: texts in quotes, commas between them, and ] at the end".to_owned();
+    }
+    if text.contains(['*', '"', '\\']) {
+        return "write [...]".to_owned();
+    }
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    match (parts.map(|part| format!("\"{part}\"")).collect::<Vec<_>>(), filled) {
+        (parts, Some(hint)) if parts.is_empty() => hint.to_owned(),
+        (parts, _) => format!("write [{}]", parts.join(", ")),
     }
 }
 

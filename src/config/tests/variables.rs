@@ -82,3 +82,20 @@ fn a_number_in_a_variable_is_no_fraction() {
         assert!(problems.contains(found), "{name}: {problems}");
     }
 }
+
+#[test]
+fn a_hint_for_text_in_the_place_of_a_list_can_be_followed() {
+    for (name, value, hint) in [
+        ("SCOPE", "host", "write [\"host\"]"),
+        ("SCOPE", "host, credential,", "write [\"host\", \"credential\"]"),
+        ("SCOPE", " ", "write [\"const:shared\"] if all clients may get each other's answers"),
+        ("KEY__FROM", "", "write [\"header:Idempotency-Key\"], or remove it"),
+        ("FINGERPRINT__EXCLUDE", "", "write []"),
+        ("FINGERPRINT__EXCLUDE", "/a,/b", "write [\"/a\", \"/b\"]"),
+        ("SCOPE", "[\"host\"", "write it as TOML has it: "),
+    ] {
+        let problems = Case::new("").variable(&format!("ONCEGATE_DEFAULTS__{name}"), value).problems();
+        let hints: Vec<&str> = problems.lines().filter_map(|line| line.trim().strip_prefix("hint: ")).collect();
+        assert!(hints.iter().any(|given| given.starts_with(hint)), "{name} {value:?}: {problems}");
+    }
+}
