@@ -1,9 +1,13 @@
 //! `[access_log]`
 
+use std::path::Path;
+
 use super::declare::Shown::Example;
 use super::declare::{Keys as _, keys};
 use super::kinds::{raw, words};
-use super::node::Table;
+use super::node::{Table, Wrong};
+use super::store::Store;
+use crate::store::sqlite;
 use crate::telemetry::access_log::{FORMATS, Format, Settings, Target};
 
 keys! {
@@ -18,9 +22,12 @@ keys! {
 }
 
 /// Reads `[access_log]`; nothing where there is none.
-pub(super) fn read(root: &Table<'_>) -> Option<Settings> {
+pub(super) fn read(root: &Table<'_>, store: &Store) -> Option<Settings> {
     let table = root.table("access_log", AccessLog::SECTION);
     let log = AccessLog::read(&table, AccessLog::default());
+    if let Some(Target::File(path)) = &log.path {
+        check_is_own(&table, path, store);
+    }
     if let Some(Target::File(path)) = &log.path
         && path.is_dir()
     {
@@ -39,6 +46,22 @@ pub(super) fn read(root: &Table<'_>) -> Option<Settings> {
     root.print("access_log", log.print_table());
     let AccessLog { path, format } = log;
     path.map(|target| Settings { target, format })
+}
+
+/// Lines that are appended to the store or the configuration destroy it.
+fn check_is_own(table: &Table<'_>, path: &Path, store: &Store) {
+    let resolved = sqlite::resolved(path);
+    let is_of_store = match store {
+        Store::Sqlite { path: database } => sqlite::files(database).contains(&resolved),
+        Store::Memory | Store::Postgres(_) | Store::Databases(_) | Store::Redis(_) => false,
+    };
+    let is_configuration = table.file().is_some_and(|file| sqlite::resolved(file) == resolved);
+    for (is_it, what) in [(is_of_store, "a file of the store"), (is_configuration, "the configuration file")] {
+        if is_it {
+            let wrong = Wrong::new(format!("{} is {what}, which lines of a log would damage", path.display()));
+            table.report("path", wrong.hint("name another file, such as \"/var/log/oncegate/access.log\""));
+        }
+    }
 }
 
 const STDOUT: &str = "-";

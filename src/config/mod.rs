@@ -162,7 +162,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let store = store::read(&root);
     let (headers, own_headers) = headers::read(&root);
     let log = logging::read(&root);
-    let access_log = access_log::read(&root);
+    let access_log = access_log::read(&root, &store.store);
     let traces = telemetry::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let (router, route_places) = routes::read(&root, &upstreams);

@@ -311,6 +311,11 @@ impl<'a> Table<'a> {
         self.node.context.printed.borrow_mut().insert(key, item);
     }
 
+    /// The configuration file.
+    pub(super) fn file(&self) -> Option<&'a FilePath> {
+        self.node.context.file.as_ref().map(|(file, _)| file.as_path())
+    }
+
     /// Where the table stands.
     pub(super) fn place(&self) -> Place {
         self.node.place()

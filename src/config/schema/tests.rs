@@ -148,6 +148,8 @@ const LEFT_TO_CHECK: &[&str] = &[
     "accepting: routes[0].deliver.max_backoff",
     "accepting: routes[0].mode",
     "accepting: routes[1].async",
+    "access-log-in-the-configuration: access_log.path",
+    "access-log-in-the-store: access_log.path",
     "admin-tls-files: admin.tls",
     "admin-tls: admin.tls.client_crl",
     "admin-token-file-twice: admin.tokens[0].file",

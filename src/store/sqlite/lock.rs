@@ -123,6 +123,19 @@ pub(super) const INDEX: &str = "-shm";
 pub(super) const LOCK: &str = ".lock";
 pub(super) const RESERVE: &str = ".reserve";
 
+/// What the files of a store at this path are called, resolved where its directory is there.
+#[must_use]
+pub fn files(path: &Path) -> Vec<PathBuf> {
+    let path = resolved(path);
+    ["", LOG, INDEX, LOCK, RESERVE].map(|suffix| with_suffix(&path, suffix)).to_vec()
+}
+
+/// The one name of a file that may have several; absolute at least, where its directory is not there.
+#[must_use]
+pub fn resolved(path: &Path) -> PathBuf {
+    resolve(path).or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
+}
+
 /// Locks a file; false while another process holds it.
 fn lock(file: &File) -> io::Result<bool> {
     match file.try_lock() {

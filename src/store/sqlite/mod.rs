@@ -53,7 +53,7 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::error::OpenError;
-pub use self::lock::{Lock, filesystem_warning};
+pub use self::lock::{Lock, files, filesystem_warning, resolved};
 pub use self::preview::{Preview, preview};
 use self::reader::{ListRequest, ReadRequest, Reader, ScanRequest};
 use self::reserve::Reserve;
