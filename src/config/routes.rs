@@ -74,7 +74,7 @@ pub(super) fn shape() -> Shape {
 const METHOD: &str = "^(?!(CONNECT|ANY|ALL|\\*)$)[!#$%&'*+.^_`|~0-9A-Z-]+$";
 
 /// A host without port, or `*`.
-const HOST: &str = r"^(\*|[A-Za-z0-9._-]*[A-Za-z0-9_-]\.?|\[[0-9A-Fa-f:.]+\])$";
+const HOST: &str = r"^(\*|([A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]+\.?|\[[0-9A-Fa-f:.]+\])$";
 
 /// A path pattern: literals, `{x}` and, at the end, `{*rest}`. No literal looks like `:id`, a glob or a regular expression.
 const PATH: &str = concat!(
@@ -287,7 +287,7 @@ fn host(node: &Node<'_>) -> Result<Option<String>, Wrong> {
     let address = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     let is_address = address.is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok());
     let name = text.strip_suffix('.').unwrap_or(text);
-    if (is_name && !name.is_empty()) || is_address {
+    if (is_name && name.split('.').all(|label| !label.is_empty())) || is_address {
         return Ok(Some(name.to_ascii_lowercase()));
     }
     Err(wrong.hint("write a name such as \"api.example.com\", or \"*\" for any"))

@@ -150,6 +150,8 @@ const LEFT_TO_CHECK: &[&str] = &[
     "accepting: routes[1].async",
     "access-log-in-the-configuration: access_log.path",
     "access-log-in-the-store: access_log.path",
+    "addresses-of-ipv6: upstreams.colons.url",
+    "addresses-of-ipv6: upstreams.groups.url",
     "admin-tls-files: admin.tls",
     "admin-tls: admin.tls.client_crl",
     "admin-token-file-twice: admin.tokens[0].file",

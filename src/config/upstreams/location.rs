@@ -1,5 +1,7 @@
 //! `url` of an upstream: one or several places.
 
+use std::net::Ipv6Addr;
+
 use http::Uri;
 use http::uri::Authority;
 
@@ -17,8 +19,11 @@ pub(super) struct Location {
 /// One place, and whether connections to it are encrypted.
 pub(in crate::config) type Endpoint = (UpstreamAddress, bool);
 
-/// The pattern of [`endpoint`].
-pub(super) const PATTERN: &str = r"^(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?|unix:.*[^/].*)$";
+/// The pattern of [`endpoint`]. An address of IPv6 has one `::`, or else begins with six groups. A zone may follow it.
+pub(super) const PATTERN: &str = concat!(
+    r"^(https?://(\[(?![^\]]*::[^\]]*::)(?=[^\]]*::|([0-9A-Fa-f]{1,4}:){6})[0-9A-Fa-f:.]+(%(?!25)[^\s/?#@:\[\]]+)?\]|",
+    r"[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?|unix:.*[^/].*)$",
+);
 
 /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`
 pub(in crate::config) fn endpoint() -> Kind<Endpoint> {
@@ -94,9 +99,19 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
         _ if host.contains("%25") => {
             Err(Wrong::new("the `%` before the zone of an address is not encoded").hint("write `%eth0`, not `%25eth0`"))
         }
+        _ if authority.host().starts_with('[') && !is_ipv6(host) => {
+            Err(Wrong::new("what stands in brackets is not an IPv6 address")
+                .hint("write one such as \"http://[::1]:3000\""))
+        }
         Some(port) if port > 0 && !host.is_empty() => {
             Ok((UpstreamAddress::Tcp { host: host.to_owned(), port }, is_encrypted))
         }
         _ => Err(Wrong::new("the URL needs a host and a port from 1 to 65535").hint(FORM)),
     }
+}
+
+/// Whether it is an address of IPv6, with a zone or without.
+fn is_ipv6(host: &str) -> bool {
+    let (address, zone) = host.split_once('%').unwrap_or((host, "eth0"));
+    address.parse::<Ipv6Addr>().is_ok() && !zone.is_empty()
 }
