@@ -43,6 +43,10 @@ pub(super) fn read(root: &Table<'_>, store: &Store) -> Option<Settings> {
         let directory = directory.display();
         table.advise("path", format!("there is no directory {directory} here: a start fails without it"));
     }
+    if log.path.is_none() && log.format != Format::Json {
+        let mend = "write path = \"-\" for standard output, or the path of a file";
+        table.advise("format", format!("`format` has no effect: there is no access log; {mend}"));
+    }
     root.print("access_log", log.print_table());
     let AccessLog { path, format } = log;
     path.map(|target| Settings { target, format })

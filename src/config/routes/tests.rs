@@ -257,6 +257,16 @@ fn what_counts_for_spans_alone_is_advised_against_where_there_are_none() {
 }
 
 #[test]
+fn the_format_of_an_access_log_that_is_not_there_is_advised_against() {
+    let about = |keys: &str| advised(&format!("{APP}[access_log]\n{keys}\n"), "access_log.format");
+    let told = about("format = \"combined\"");
+    assert!(told.len() == 1 && told[0].contains("`format` has no effect: there is no access log"), "{told:?}");
+    for keys in ["format = \"json\"", "path = \"-\"\nformat = \"combined\""] {
+        assert_eq!(about(keys), [""; 0], "{keys}");
+    }
+}
+
+#[test]
 fn a_scope_that_changes_with_each_request_is_advised_against() {
     let scoped = |parts: &str| {
         let route = format!("[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nscope = [{parts}]\n");
