@@ -14,12 +14,13 @@ use toml_edit::{ArrayOfTables, Item};
 
 use super::declare::Shown::{Example, Required};
 use super::declare::{Keys as _, Section, keys};
-use super::kinds::{Kind, Shape, file, filled, number, raw, text_as};
+use super::kinds::{Kind, Shape, file, number, raw, set, text_as};
 use super::node::{Node, Table, Wrong};
 use super::store::name;
 use crate::consumers::{RequestLine, Settings, Source};
 use crate::gate::may_have_header;
 use crate::http::headers::is_host;
+use crate::idempotency::key::KeySource;
 use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
 use crate::idempotency::policy::Mode;
 use crate::idempotency::scope::{ScopePart, ScopeWord};
@@ -51,7 +52,7 @@ keys! {
         /// routing-key, subject, topic or partition. A message without a key is a dead letter. If omitted, message-id
         /// of RabbitMQ; message-id, or else position, of NATS; position of Kafka.
         key: Option<Vec<String>> = None
-            => filled("write [\"header:x-event-id\"], or remove it", raw(r"\S")).optional(),
+            => set("write [\"header:x-event-id\"], or remove it", raw(r"\S")).optional(),
             Example("[\"property:message-id\", \"header:x-event-id\"]");
         /// How many messages each gate runs at a time. With 1 they run one after the other, in the order of the queue,
         /// partition or stream. Otherwise messages with one key run one after the other.
@@ -163,6 +164,7 @@ fn one(table: &Table<'_>, router: &Router, tokens: Option<&HeaderName>) -> Optio
             table.report("key", Wrong::new(what).hint(hint));
         }
     }
+    check_places(table, &places);
     let is_shared =
         |place: &&MessageKeySource| matches!(place, MessageKeySource::Property(name) if SHARED.contains(&&**name));
     for place in places.iter().filter(is_shared) {
@@ -192,6 +194,17 @@ fn one(table: &Table<'_>, router: &Router, tokens: Option<&HeaderName>) -> Optio
         dead_letter: keys.dead_letter.clone(),
     };
     Some((settings, keys))
+}
+
+/// Of places that stand twice, or after one that every message has, nothing is ever read.
+fn check_places(table: &Table<'_>, places: &[MessageKeySource]) {
+    let twice = places.iter().enumerate().find(|(at, place)| places[..*at].contains(place));
+    if let Some((_, place)) = twice {
+        table.report("key", Wrong::new(format!("`{place}` stands twice")).hint("remove one of them"));
+    } else if places.iter().rev().skip(1).any(|place| *place == MessageKeySource::Request(KeySource::Fingerprint)) {
+        let wrong = Wrong::new("what stands after `fingerprint` is never used");
+        table.report("key", wrong.hint("put \"fingerprint\" last"));
+    }
 }
 
 /// A message has no address, no certificate and no credential. `tokens` is the header that tokens come in.

@@ -178,6 +178,8 @@ const LEFT_TO_CHECK: &[&str] = &[
     "consumers-brokers: consumers[3].key",
     "consumers-brokers: consumers[4].source",
     "consumers-brokers: consumers[5].source",
+    "consumers-keys: consumers[0].key",
+    "consumers-keys: consumers[2].key",
     "consumers-own-dead-letter: consumers[0].dead_letter",
     "consumers-own-dead-letter: consumers[1].dead_letter",
     "consumers: consumers[0].source",
