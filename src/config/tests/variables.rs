@@ -99,3 +99,19 @@ fn a_hint_for_text_in_the_place_of_a_list_can_be_followed() {
         assert!(hints.iter().any(|given| given.starts_with(hint)), "{name} {value:?}: {problems}");
     }
 }
+
+/// As the reference says.
+#[test]
+fn a_table_in_a_variable_leaves_what_it_does_not_name() {
+    let text = "[upstreams]\napp = \"http://app\"\n[defaults]\nkey = { max_length = 64 }\nscope = [\"host\", \"credential\"]\n\
+                recovery = { probe = \"/x/{key}\", after = \"60s\" }\n";
+    let resolved = Case::new(text)
+        .variable("ONCEGATE_DEFAULTS__KEY", "{ required = true }")
+        .variable("ONCEGATE_DEFAULTS__SCOPE", "[\"host\"]")
+        .variable("ONCEGATE_DEFAULTS__RECOVERY", "{ every = \"5m\" }")
+        .load();
+    let policy = &resolved.router.routes()[0].policy;
+    assert_eq!((policy.key.required, policy.key.max_length, policy.scope.iter().count()), (true, 64, 1));
+    let printed = resolved.effective.to_string();
+    assert!(printed.contains("after = \"60s\", every = \"5m\""), "{printed}");
+}
