@@ -55,11 +55,14 @@ pub(super) async fn warn_at_start(resealer: Arc<Resealer>) {
     }
 }
 
-/// Warns of the records that a reload made unreadable by removing keys of these ids or by demanding encryption, and returns the
-/// warning.
+/// Warns of the records that a reload made unreadable by removing keys, or the former contents, of these ids or by demanding
+/// encryption, and returns the warning.
 pub(super) async fn warn_at_reload(resealer: &Resealer, removed: &[Arc<str>]) -> Option<String> {
     let looked = timeout(LIMIT, resealer.look_for_locked(AT_RELOAD)).await;
-    let (locked, removed) = (looked.ok().and_then(Result::ok), removed.join(", "));
+    let locked = looked.ok().and_then(Result::ok);
+    let ids = resealer.keys().ids();
+    let (changed, removed): (Vec<_>, Vec<_>) = removed.iter().map(Arc::clone).partition(|id| ids.contains(id));
+    let (changed, removed) = (changed.join(", "), removed.join(", "));
     let (records, words) = match &locked {
         Some(locked) => match (locked.count(), locked.is_partial) {
             (0, true) => (0, UNKNOWN.to_owned()),
@@ -67,9 +70,14 @@ pub(super) async fn warn_at_reload(resealer: &Resealer, removed: &[Arc<str>]) ->
         },
         None => (0, UNKNOWN.to_owned()),
     };
-    tracing::warn!(records, removed, "{words}");
+    tracing::warn!(records, removed, changed, "{words}");
     let removed = if removed.is_empty() { String::new() } else { format!("; the reload removed {removed}") };
-    Some(words + &removed)
+    let mend = "add the former one under an id of its own";
+    let changed = match &*changed {
+        "" => String::new(),
+        ids => format!("; the reload found another key in the file of {ids}: {mend}"),
+    };
+    Some(words + &removed + &changed)
 }
 
 #[cfg(test)]
@@ -105,6 +113,14 @@ mod tests {
         assert!(said.starts_with("1 record is encrypted") && said.ends_with("; the reload removed key-1"), "{said}");
         let removed = keys.replace(vec![key(1)]);
         assert_eq!(warn_at_reload(&resealer, &removed).await, None, "it is back");
+        let removed = keys.replace(vec![SealingKey::new("key-1".into(), &[9; 32])]);
+        let said = warn_at_reload(&resealer, &removed).await.unwrap();
+        assert!(
+            said.contains("; the reload found another key in the file of key-1: ") && !said.contains("removed"),
+            "{said}"
+        );
+        let removed = keys.replace(vec![key(1)]);
+        assert_eq!(warn_at_reload(&resealer, &removed).await, None, "its former content is back");
         let plain = NewRecord { attempt, origin: origin.id(), lease: hour, ttl: hour, unknown_ttl: hour, head: plain };
         store.claim(RecordId([2; 32]), plain).await.unwrap();
         assert_eq!(warn_at_reload(&resealer, &[]).await, None, "it may be plain");
