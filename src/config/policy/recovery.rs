@@ -58,7 +58,10 @@ pub(super) fn recovery() -> Kind<Recovery> {
         shape["if"] = json!({ "type": "object" });
         shape["then"] = json!({ "oneOf": [{ "required": ["probe"] }, { "required": ["resend"] }] });
         let of_probe = json!({ "properties": { "after": false, "every": false, "headers": false } });
-        shape["dependencies"] = json!({ "headers": ["every"], "resend": of_probe });
+        // Without entries, `headers` asks for nothing, and `config print` writes it so.
+        let of_every =
+            json!({ "anyOf": [{ "required": ["every"] }, { "properties": { "headers": { "maxProperties": 0 } } }] });
+        shape["dependencies"] = json!({ "headers": of_every, "resend": of_probe });
         shape
     };
     let print = |value: &Recovery| match value {
