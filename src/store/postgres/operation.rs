@@ -293,7 +293,7 @@ pub(super) enum SettleOperation {
         id: RecordId,
         new: NewDelivery,
     },
-    /// See [`crate::store::deliveries::Change::Finish`].
+    /// See [`crate::store::deliveries::DeliveryChange::Finish`].
     Finish {
         id: RecordId,
         token: AttemptToken,
