@@ -54,7 +54,6 @@ const SHOWN: usize = 100;
 
 /// What came of it.
 #[derive(Debug, Default, Serialize, JsonSchema)]
-#[schemars(rename = "BulkReport")]
 pub(super) struct BulkReport {
     /// How many records and accepted requests the filter found, of those that are to be changed.
     matched: u64,

@@ -83,7 +83,7 @@ impl ScopeValue {
                 }
                 made_by
             }
-            ScopePart::Host => hosts(value),
+            ScopePart::Host => vec![MadeBy::Authority(normal_host(value, "").unwrap_or_else(|| value.to_owned()))],
             ScopePart::ClientIp => vec![MadeBy::Address(value.parse().map_err(|_| "is not an address".to_owned())?)],
             ScopePart::JwtClaim(name) => claims(name, value),
             ScopePart::ClientCert(_) | ScopePart::Const(_) => return Err(wrong()),
@@ -131,13 +131,6 @@ impl fmt::Debug for ScopeValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ScopeValue({})", self.part)
     }
-}
-
-/// A host as a request without TLS has it, and as one with TLS: the port of the scheme counts as none.
-fn hosts(value: &str) -> Vec<MadeBy> {
-    let [plain, secure] = [":80", ":443"].map(|port| normal_host(value, port).unwrap_or_else(|| value.to_owned()));
-    let other = Some(&secure).filter(|secure| **secure != plain).cloned();
-    [Some(plain), other].into_iter().flatten().map(MadeBy::Authority).collect()
 }
 
 /// A claim that is this text, and the number or truth value that is written so. `null`, an array and an object are no values: with
@@ -256,11 +249,7 @@ mod tests {
         assert_eq!(tag("host=Shop.Example"), tag("host=shop.example"));
         assert_eq!(tag("client-ip=::ffff:10.0.0.1"), tag("client-ip=10.0.0.1"));
         assert_eq!((tag("jwt:sub=acme").len(), tag("jwt:tenant=12").len()), (1, 2), "text, or a number");
-        assert_eq!(tag("host=Shop.Example.:08080"), tag("host=shop.example:8080"));
-        for port in [80, 443] {
-            let with_port = tag(&format!("host=shop.example:{port}"));
-            assert!(with_port.contains(&tag("host=shop.example")[0]) && with_port.len() == 2, "{port}");
-        }
+        assert_eq!(tag("host=Shop.Example.:080"), tag("host=shop.example:80"));
         // Whatever the password is.
         assert_eq!(tag("credential=Authorization: Basic YWNtZTp4"), tag("credential=Authorization: Basic YWNtZTp5"));
         // All callers without these headers share one identity: a filter meant for one of them must not select all.

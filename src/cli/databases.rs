@@ -65,7 +65,7 @@ pub(super) async fn open(databases: Vec<Settings>, wrap: Wrap, observe: Observe)
     let (mut stores, mut described, mut failed) = (Vec::new(), Vec::new(), None);
     for (name, opening) in list.names.iter().zip(join_all(opening).await) {
         let store = match opening {
-            Some(Err(error @ OpenError::Unreachable(_))) => {
+            Some(Err(error)) if error.is_passing() => {
                 failed = Some(error);
                 None
             }
@@ -87,7 +87,7 @@ impl List {
     /// What the databases say that can be reached. Fails where one says no, as to a login, and where two take claims of the same ids.
     async fn look_twice(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
         let looks = self.owning_apart(None).await?;
-        self.found(looks, |error| matches!(error, OpenError::Unreachable(_)))
+        self.found(looks, OpenError::is_passing)
     }
 
     /// The same for a gate that serves: a database that says no, or nothing, is no reason not to use the others.

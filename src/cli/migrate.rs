@@ -168,6 +168,7 @@ fn explained(source: &str, servers: &str, error: &OpenError) -> anyhow::Error {
         OpenError::Unreachable(_) => {
             "\n  hint: see that the server runs and that its host and port are right, and try again"
         }
+        OpenError::Locked => "\n  hint: end that session, or try again when it has ended",
         OpenError::Denied(_) => {
             "\n  hint: run it as a role that may create the schema (GRANT CREATE ON DATABASE ... TO ...), or as the \
              owner of the schema where there is one; or pass the output of --dry-run to a role that may"

@@ -59,7 +59,8 @@ fn check_is_own(table: &Table<'_>, path: &Path, store: &Store) {
         Store::Sqlite { path: database } => sqlite::files(database).contains(&resolved),
         Store::Memory | Store::Postgres(_) | Store::Databases(_) | Store::Redis(_) => false,
     };
-    let is_configuration = table.file().is_some_and(|file| sqlite::resolved(file) == resolved);
+    // A device such as /dev/null takes both.
+    let is_configuration = path.is_file() && table.file().is_some_and(|file| sqlite::resolved(file) == resolved);
     for (is_it, what) in [(is_of_store, "a file of the store"), (is_configuration, "the configuration file")] {
         if is_it {
             let wrong = Wrong::new(format!("{} is {what}, which lines of a log would damage", path.display()));

@@ -14,6 +14,7 @@ use super::headers::TOKEN;
 use super::kinds::{Kind, file, nested, one_or_several, raw, set, text, text_as, time_of};
 use super::node::{Node, Table, Wrong};
 use super::upstreams::encryption::{self, Tls};
+use super::upstreams::location::is_ipv6;
 use super::{routes, secrets};
 use crate::gate::admission::jwt::{Algorithm, JwksUrl, KeySet, KeySource, Settings, Unusable, is_for_secrets};
 use crate::http::limits::Limits;
@@ -241,6 +242,9 @@ fn location(node: &Node<'_>) -> Result<Location, Wrong> {
         return Err(Wrong::new("the URL has a user, a password or a fragment").hint(FORM));
     }
     let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+    if authority.host().starts_with('[') && !is_ipv6(&host) {
+        return Err(Wrong::new("what stands in brackets is not an IPv6 address").hint(FORM));
+    }
     let is_encrypted = match scheme {
         "https" => true,
         "http" if is_here(&host) => false,

@@ -344,7 +344,7 @@ fn as_list(text: &str, filled: Option<&'static str>) -> String {
     if text.trim_start().starts_with('[') {
         return "write it as TOML has it: texts in quotes, commas between them, and ] at the end".to_owned();
     }
-    if text.contains(['*', '"', '\\']) {
+    if text.contains(['*', '"', '\'', '\\']) {
         return "write [...]".to_owned();
     }
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());

@@ -166,7 +166,9 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let traces = telemetry::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let (router, route_places) = routes::read(&root, &upstreams);
-    upstreams::advise_on_patience(&root, &upstreams, store.keys.settle_timeout, &router);
+    if !matches!(store.store, Store::Memory) {
+        upstreams::advise_on_patience(&root, &upstreams, store.keys.settle_timeout, &router);
+    }
     let policy_page = policy_page::read(&root);
     policy_page::advise(&root, policy_page.as_deref(), &router);
     listeners::check_scopes(&root);

@@ -276,10 +276,6 @@ fn check_cors(table: &Table<'_>, cors: &Cors) {
         let wrong = Wrong::new("no origin is named whose preflights could be answered");
         table.report("preflight", wrong.hint("name the origins, such as origins = [\"https://shop.example\"]"));
     }
-    if cors.credentials && cors.origins.is_empty() && table.get("credentials").is_some() {
-        let wrong = Wrong::new("no origin is named whose scripts could use the user's cookies");
-        table.report("credentials", wrong.hint("name the origins, such as origins = [\"https://shop.example\"]"));
-    }
     if any && cors.origins.len() > 1 {
         table.report("origins", Wrong::new("`*` is every origin").hint("let it stand alone, or remove it"));
     }

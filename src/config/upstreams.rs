@@ -146,7 +146,7 @@ pub(super) fn advise_on_places(root: &Table<'_>, upstreams: &Upstreams, server: 
     }
 }
 
-/// Tells of upstreams whose clients get 504 before the store is given up: then they do not learn that it is away, and
+/// Advises on upstreams whose clients get 504 before a store that does not answer is given up: they do not learn why, and
 /// `store_failure` has nothing to decide. Where `client_timeout` is not below `timeout`, the attempt's own end comes first.
 pub(super) fn advise_on_patience(root: &Table<'_>, upstreams: &Upstreams, settle_timeout: Duration, router: &Router) {
     let table = root.table("upstreams", SECTION);
@@ -163,10 +163,9 @@ pub(super) fn advise_on_patience(root: &Table<'_>, upstreams: &Upstreams, settle
         let table = table.table(name, Keys::SECTION);
         let key = if table.get("client_timeout").is_some() { "client_timeout" } else { "timeout" };
         let settle_timeout = show_duration(settle_timeout);
-        let effect = "while the store is away, clients get 504 `still-running` and not 503 `store-unavailable`, and \
-                      store_failure = \"forward\" has no effect";
-        let mend = format!("write more than {settle_timeout}, or shorten that");
-        table.advise(key, format!("it is within store.settle_timeout ({settle_timeout}): {effect}; {mend}"));
+        let effect = "if the store does not answer, clients get 504 `still-running`, and store_failure has no effect";
+        let mend = format!("write more than {settle_timeout}, or shorten store.settle_timeout");
+        table.advise(key, format!("{effect}: a call of the store may take {settle_timeout}; {mend}"));
     }
 }
 

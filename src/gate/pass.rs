@@ -382,7 +382,7 @@ fn upstream_fault(error: &Error) -> &'static str {
     match error {
         Error::Unknown(error) if error.is_parse() => "the upstream's answer is not valid HTTP",
         Error::Framing => "the upstream's answer is not valid HTTP: its end is ambiguous",
-        Error::Head(_) => "the gate refuses the head of the upstream's answer, for a reason that its log names",
+        Error::Head(_) => "the head of the upstream's answer is too large, or not valid HTTP",
         _ => "the upstream broke off before its answer was complete",
     }
 }

@@ -434,7 +434,7 @@ fn a_problem_says_what_the_outcomes_of_its_route_mean_for_a_retry() {
     held.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
 }
 
-/// An upstream that answered did not break off.
+/// An upstream whose answer is refused did not break off.
 #[test]
 fn a_problem_tells_an_answer_that_is_refused_from_one_that_broke_off() {
     let cases = [
@@ -443,7 +443,10 @@ fn a_problem_tells_an_answer_that_is_refused_from_one_that_broke_off() {
             "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc",
             "the upstream's answer is not valid HTTP",
         ),
-        ("HTTP/1.1 200 OK\nContent-Length: 2\r\n\r\nok", "the gate refuses the head of the upstream's answer"),
+        (
+            "HTTP/1.1 200 OK\nContent-Length: 2\r\n\r\nok",
+            "the head of the upstream's answer is too large, or not valid HTTP",
+        ),
         ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "the upstream's answer is not valid HTTP"),
     ];
     for (answer, expected) in cases {

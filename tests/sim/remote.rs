@@ -30,10 +30,10 @@ const AGAIN: u32 = 20;
 /// The values, and who hears of removals.
 pub struct Cache {
     history: History,
-    held: Mutex<DeliveryHold>,
+    held: Mutex<CacheState>,
 }
 
-struct DeliveryHold {
+struct CacheState {
     values: Values,
     ears: Vec<broadcast::Sender<Removal>>,
     notices: Notices,
@@ -98,7 +98,7 @@ enum Course {
 
 impl Cache {
     pub fn new(history: History, dice: Dice) -> Arc<Self> {
-        let held = DeliveryHold { values: Values::new(), ears: Vec::new(), notices: Notices::Once, dice };
+        let held = CacheState { values: Values::new(), ears: Vec::new(), notices: Notices::Once, dice };
         Arc::new(Self { history, held: Mutex::new(held) })
     }
 
@@ -128,12 +128,12 @@ impl Cache {
         self.history.add(Event::Cache { what });
     }
 
-    fn held(&self) -> MutexGuard<'_, DeliveryHold> {
+    fn held(&self) -> MutexGuard<'_, CacheState> {
         self.held.lock().unwrap()
     }
 }
 
-impl DeliveryHold {
+impl CacheState {
     fn damage(&mut self, damage: Damage, dump: Values) {
         let Self { values, dice, .. } = self;
         match damage {

@@ -55,8 +55,8 @@ pub(super) async fn warn_at_start(resealer: Arc<Resealer>) {
     }
 }
 
-/// Warns of the records that a reload made unreadable by removing keys, or the former contents, of these ids or by demanding
-/// encryption, and returns the warning.
+/// Warns of the records that a reload made unreadable, and returns the warning: it removed the keys with these ids, or read others
+/// from their files, or demands encryption.
 pub(super) async fn warn_at_reload(resealer: &Resealer, removed: &[Arc<str>]) -> Option<String> {
     let looked = timeout(LIMIT, resealer.look_for_locked(AT_RELOAD)).await;
     let locked = looked.ok().and_then(Result::ok);

@@ -154,8 +154,7 @@ async fn open_postgres(
 ) -> anyhow::Result<Option<Opened>> {
     let servers = settings.servers();
     let open = async || Postgres::open(&settings.settings).await;
-    let is_away = |error: &OpenError| matches!(error, OpenError::Unreachable(_));
-    let Some(store) = reach("the database", &servers, open, is_away, readiness, signals).await? else {
+    let Some(store) = reach("the database", &servers, open, OpenError::is_passing, readiness, signals).await? else {
         return Ok(None);
     };
     let durability = Durability::postgres(&servers, settings.settings.connections, store.description());
@@ -178,8 +177,8 @@ async fn open_databases(
         let observe = move |name: &str, is_up| up.database_up(name, is_up);
         databases::open(settings.to_vec(), Box::new(wrap), Box::new(observe)).await
     };
-    let is_away = |error: &OpenError| matches!(error, OpenError::Unreachable(_));
-    let opened = reach("the databases", &servers.join(" and "), open, is_away, readiness, signals).await?;
+    let opened =
+        reach("the databases", &servers.join(" and "), open, OpenError::is_passing, readiness, signals).await?;
     let Some(Spread { store, opened, databases }) = opened else { return Ok(None) };
     let connections = settings.first().map_or(0, |database| database.settings.connections);
     let durability = Durability::databases(&databases, connections);

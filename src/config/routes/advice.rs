@@ -326,6 +326,7 @@ pub(super) fn on_effects(table: &Table<'_>, route: &str, policy: &Policy, timeou
     }
     // With "retry", a retry runs beside such an attempt anyway.
     if let Some(timeout) = timeout.filter(|timeout| policy.unknown_ttl <= *timeout)
+        && policy.mode.protects()
         && !matches!(policy.recovery, Recovery::Retry)
     {
         let (kept, timeout) = (show_duration(policy.unknown_ttl), show_duration(timeout));

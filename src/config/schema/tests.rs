@@ -188,7 +188,6 @@ const LEFT_TO_CHECK: &[&str] = &[
     "consumers: consumers[3].key",
     "consumers: consumers[3].request",
     "consumers: consumers[4].name",
-    "cors-credentials: defaults.cors.credentials",
     "cors-preflight: defaults.cors.preflight",
     "cors: routes[0].cors.credentials",
     "cors: routes[1].cors.origins",

@@ -111,7 +111,7 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
 }
 
 /// Whether it is an address of IPv6, with a zone or without.
-fn is_ipv6(host: &str) -> bool {
+pub(in crate::config) fn is_ipv6(host: &str) -> bool {
     let (address, zone) = host.split_once('%').unwrap_or((host, "eth0"));
     address.parse::<Ipv6Addr>().is_ok() && !zone.is_empty()
 }

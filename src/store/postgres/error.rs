@@ -97,10 +97,10 @@ pub enum OpenError {
          (RECONNECT on PgBouncer's console)"
     )]
     Isolation(String),
-    /// Somebody has the tables of the schema locked.
+    /// Another session has tables of the schema locked. Trying again may help.
     #[error(
-        "another session has the tables of the schema `oncegate` locked, such as a backup or an open transaction: nothing was \
-         changed; run `oncegate migrate` again when it has ended"
+        "another session has a table of the schema `oncegate` locked, such as a backup or an open transaction; \
+         `pg_blocking_pids` of PostgreSQL finds it"
     )]
     Locked,
     /// The list of databases is not the one that the database knows.
@@ -126,6 +126,15 @@ impl OpenError {
         Self::Of { name: name.to_owned(), error: Box::new(error) }
     }
 
+    /// Whether trying again may help, with nothing else changed.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Of { error, .. } => error.is_passing(),
+            other => matches!(other, Self::Unreachable(_) | Self::Locked),
+        }
+    }
+
     pub(super) fn late() -> Self {
         Self::Unreachable("it did not answer in time".to_owned())
     }
@@ -141,6 +150,7 @@ impl OpenError {
             Some(&(SqlState::INVALID_SCHEMA_NAME | SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_FUNCTION)) => {
                 Self::NoSchema
             }
+            Some(&SqlState::LOCK_NOT_AVAILABLE) => Self::Locked,
             None => Self::without_code(error, message),
             _ if matches!(kind(error), ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Full) => {
                 Self::Unreachable(message)

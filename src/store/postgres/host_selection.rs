@@ -297,8 +297,7 @@ impl Connector {
                 Some(ProbeResult::Works(_)) | None => {}
             }
         }
-        let is_away = |(_, error): &(usize, OpenError)| matches!(error, OpenError::Unreachable(_));
-        if !errors.is_empty() && !errors.iter().any(is_away) {
+        if !errors.is_empty() && !errors.iter().any(|(_, error)| error.is_passing()) {
             return errors.swap_remove(0).1;
         }
         let failures = errors.iter().map(|(host, error)| {
@@ -341,7 +340,7 @@ impl Probe {
             Ok(()) if !connector.is_for_records() => ProbeResult::Works(None),
             Ok(()) => match check_writes(session, connector).await {
                 Ok(lineage) => ProbeResult::Works(Some(lineage)),
-                Err(error @ OpenError::Unreachable(_)) => ProbeResult::Fails(error),
+                Err(error) if error.is_passing() => ProbeResult::Fails(error),
                 Err(error) => ProbeResult::Unfit(error),
             },
         };

@@ -67,13 +67,13 @@ pub async fn find(settings: &Settings) -> Result<Database, OpenError> {
     find_by(session.client()).await
 }
 
-/// As [`find`], by a session that is of no use after an error.
+/// As [`find`], by this session.
 pub(super) async fn find_by(client: &Client) -> Result<Database, OpenError> {
     let finding = async {
         schema::check(client).await?;
         look(client).await
     };
-    schema::within_lock_wait(client, finding).await
+    schema::within(schema::LOOK_TIMEOUT, client, finding).await
 }
 
 /// Makes databases one store, which they may be already. All of them must be there, with the schema, and without records
@@ -88,13 +88,14 @@ pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, Open
     }
     let mut tries = 1;
     loop {
-        match try_join(names, &mut sessions).await? {
-            Ok(is_changed) => return Ok(is_changed),
-            Err(error) if error::is_transient(&error) && tries < TRIES => {
+        match try_join(names, &mut sessions).await {
+            Ok(Ok(is_changed)) => return Ok(is_changed),
+            Ok(Err(error)) if !error::is_transient(&error) || tries == TRIES => return Err(OpenError::of(&error)),
+            Err(error) if !matches!(error, OpenError::Locked) || tries == TRIES => return Err(error),
+            Ok(Err(_)) | Err(_) => {
                 tries += 1;
                 sleep(PAUSE).await;
             }
-            Err(error) => return Err(OpenError::of(&error)),
         }
     }
 }
@@ -103,7 +104,7 @@ pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, Open
 async fn try_join(names: &[String], sessions: &mut [Session]) -> Result<Result<bool, SqlError>, OpenError> {
     let mut looks = Vec::new();
     for session in &*sessions {
-        looks.push(schema::within_lock_wait(session.client(), look(session.client())).await?);
+        looks.push(schema::within(LOCK_TIMEOUT, session.client(), look(session.client())).await?);
     }
     let members: Vec<DatabaseId> = looks.iter().map(|database| database.found.id).collect();
     let found = |database: &Database| {

@@ -163,7 +163,7 @@ impl Postgres {
     /// Connects to the database, whose schema must be there. Its tasks run on the runtime that this is called on.
     ///
     /// # Errors
-    /// See [`OpenError`]; only after [`OpenError::Unreachable`] it may help to try again.
+    /// See [`OpenError`]; [`OpenError::is_passing`] says whether it may help to try again.
     pub async fn open(settings: &Settings) -> Result<Self, OpenError> {
         let store = Self::open_member(settings, &|found| layout::check_alone(settings, found)).await?;
         Ok(Self { is_alone: true, ..store })

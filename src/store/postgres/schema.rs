@@ -132,20 +132,25 @@ pub(super) const LOCK: &str =
 pub async fn pending(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
     let session = Connector::new(settings).connect_unchecked().await?;
     let looking = async { Ok(missing(session.client()).await?) };
-    within_lock_wait(session.client(), looking).await
+    within(LOOK_TIMEOUT, session.client(), looking).await
 }
 
-/// Reads in one transaction, in which no statement waits longer than five seconds for another session's lock: the session
-/// would wait for as long as the lock is held. After an error it is of no use.
-pub(super) async fn within_lock_wait<T>(
+/// How long a look at the tables waits for a lock.
+pub(super) const LOOK_TIMEOUT: &str = "SET LOCAL lock_timeout = '5s'";
+
+/// Reads in one transaction, in which no statement waits for another session's lock longer than `lock_timeout` sets: it would
+/// wait for as long as the lock is held.
+pub(super) async fn within<T>(
+    lock_timeout: &str,
     client: &Client,
     reading: impl Future<Output = Result<T, OpenError>>,
 ) -> Result<T, OpenError> {
     let sql = |error: tokio_postgres::Error| OpenError::of(&error);
-    client.batch_execute("BEGIN READ ONLY; SET LOCAL lock_timeout = '5s'").await.map_err(sql)?;
-    let read = reading.await?;
+    client.batch_execute(&format!("BEGIN READ ONLY; {lock_timeout}")).await.map_err(sql)?;
+    let read = reading.await;
+    // The session can go on after an error, too.
     client.batch_execute("COMMIT").await.map_err(sql)?;
-    Ok(read)
+    read
 }
 
 /// How long a migration waits for a lock, since what gates do waits behind it; how long it then lets them go on; and for how

@@ -15,7 +15,7 @@ use crate::setup::ACCEPT;
 type Fault = (Invariant, String);
 
 /// A change of one delivery.
-struct DeliveryChange {
+struct Change {
     index: usize,
     at: u64,
     label: Label,
@@ -37,7 +37,7 @@ pub fn check(facts: &Facts<'_>, found: &mut Vec<Violation>) {
     }
     for (index, entry) in facts.history.iter().enumerate() {
         let Event::Queued { op, label, before, after, .. } = &entry.event else { continue };
-        let change = DeliveryChange { index, at: entry.at, label: *label, op: *op };
+        let change = Change { index, at: entry.at, label: *label, op: *op };
         let judged = match (before, after) {
             (None, Some(after)) => accepted(facts, &change, after),
             (Some(before), None) => gone(facts, &change, before),
@@ -68,7 +68,7 @@ pub fn check(facts: &Facts<'_>, found: &mut Vec<Violation>) {
     ended(facts, found);
 }
 
-fn accepted(facts: &Facts<'_>, change: &DeliveryChange, after: &Waiting) -> Result<(), Fault> {
+fn accepted(facts: &Facts<'_>, change: &Change, after: &Waiting) -> Result<(), Fault> {
     if change.op != Operation::Accept || after.is_dead || after.attempts > 0 {
         return Err((Invariant::AcceptedOnce, format!("{after:?} stands by {:?}, and was not accepted", change.op)));
     }
@@ -79,7 +79,7 @@ fn accepted(facts: &Facts<'_>, change: &DeliveryChange, after: &Waiting) -> Resu
     }
 }
 
-fn gone(facts: &Facts<'_>, change: &DeliveryChange, before: &Waiting) -> Result<(), Fault> {
+fn gone(facts: &Facts<'_>, change: &Change, before: &Waiting) -> Result<(), Fault> {
     let what = || Err((Invariant::DeliveryStays, format!("{before:?} is gone by {:?}", change.op)));
     match change.op {
         // An operator may.
@@ -90,7 +90,7 @@ fn gone(facts: &Facts<'_>, change: &DeliveryChange, before: &Waiting) -> Result<
     }
 }
 
-fn went_on(facts: &Facts<'_>, change: &DeliveryChange, before: &Waiting, after: &Waiting) -> Result<(), Fault> {
+fn went_on(facts: &Facts<'_>, change: &Change, before: &Waiting, after: &Waiting) -> Result<(), Fault> {
     let what = || format!("{before:?} becomes {after:?} by {:?}", change.op);
     match change.op {
         Operation::TakeDue => {
@@ -114,7 +114,7 @@ fn went_on(facts: &Facts<'_>, change: &DeliveryChange, before: &Waiting, after: 
 const GRACE: u64 = 10_000;
 
 /// A request is given up after so many attempts or so long a time, or where its outcome is unknown.
-fn given_up(facts: &Facts<'_>, change: &DeliveryChange, before: &Waiting, after: &Waiting) -> Result<(), Fault> {
+fn given_up(facts: &Facts<'_>, change: &Change, before: &Waiting, after: &Waiting) -> Result<(), Fault> {
     let deliver = &facts.setup.policy(change.label).deliver;
     let by_rule = if after.attempts > before.attempts {
         // The next attempt would be later than that.
@@ -142,7 +142,7 @@ const RETRY_AFTER: u64 = 3_000;
 /// What stood for a delivery's key since it was accepted, but for what had expired then.
 fn records_since<'f>(
     facts: &'f Facts<'_>,
-    change: &DeliveryChange,
+    change: &Change,
     of: &Waiting,
 ) -> impl Iterator<Item = &'f Standing> + use<'f> {
     let accepted = facts.acceptances.get(&of.request).map_or(0, |acceptance| acceptance.index);
