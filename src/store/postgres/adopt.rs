@@ -10,6 +10,7 @@ use tokio_postgres::{Error as SqlError, Transaction};
 use super::error;
 use super::pool::Pool;
 use super::row::{self, Unreadable};
+use super::schema::LOOK_TIMEOUT;
 use crate::idempotency::record::Timestamp;
 use crate::store::adoption::{self, NamespacePeriod};
 use crate::store::{Error, ErrorKind, IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Origin, RulesPeriod};
@@ -40,6 +41,7 @@ pub(super) async fn changes(
     let client = connection.client()?;
     let looking = async {
         let transaction = client.build_transaction().read_only(true).start().await?;
+        transaction.batch_execute(LOOK_TIMEOUT).await?;
         let on_file = on_file(&transaction, Some(&services(origins, rules))).await?;
         let changes = changes_within(&transaction, &on_file, rules).await?;
         transaction.commit().await?;
@@ -56,6 +58,7 @@ pub(super) async fn identities(pool: &Pool) -> Result<Vec<NamespaceRules>, Error
     let client = connection.client()?;
     let looking = async {
         let transaction = client.build_transaction().read_only(true).start().await?;
+        transaction.batch_execute(LOOK_TIMEOUT).await?;
         let on_file = on_file(&transaction, None).await?;
         transaction.commit().await?;
         Ok(on_file)

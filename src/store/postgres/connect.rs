@@ -161,6 +161,10 @@ impl Connector {
     }
 
     /// How long a server may take to be reached.
+    pub(super) fn tls(&self) -> &Encryptor {
+        &self.tls
+    }
+
     pub(super) fn connect_timeout(&self) -> Duration {
         self.servers.get_connect_timeout().copied().unwrap_or(DEFAULT_CONNECT_TIMEOUT)
     }

@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep};
 use tokio_postgres::types::Type;
 
 use self::member::{Member, Stage, within};
-use super::layout::look;
+use super::layout::find_by;
 use super::ranges::Range;
 use super::session::Parameter;
 use super::{OpenError, Settings};
@@ -133,7 +133,7 @@ async fn ids(list: &[(String, Settings)], members: &mut Vec<Member>) -> Result<V
     let mut ids = Vec::new();
     for (name, settings) in list {
         let session = member::connect(settings).await.map_err(|error| OpenError::of_database(name, error))?;
-        let database = look(session.client()).await.map_err(|error| OpenError::of_database(name, error))?;
+        let database = find_by(session.client()).await.map_err(|error| OpenError::of_database(name, error))?;
         let id = database.found.id;
         if ids.contains(&id) {
             let one = members.iter().find(|member| member.database.found.id == id);

@@ -7,13 +7,15 @@ use deadpool_postgres::{
     Connect, Hook, HookError, Manager, ManagerConfig, Object, Pool as Connections, PoolError, RecyclingMethod, Runtime,
 };
 use futures_util::future::BoxFuture;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::{Client, Config, Error as SqlError, Row};
 
 use super::connect::Connector;
 use super::error;
-use super::session::{CallError, Parameter, ServerMessages};
+use super::session::{CallError, Cancel, Parameter, ServerMessages};
+use super::tls::Encryptor;
 use crate::store::{Error, ErrorKind};
 
 /// How long a caller waits for a connection.
@@ -29,11 +31,13 @@ pub(super) struct Pool {
     /// The messages of the servers on all of them. They do not name the connection, so a write counts as uncertain if
     /// the standby wait of any of them was cancelled meanwhile.
     messages: Arc<ServerMessages>,
+    /// For the connections that cancel statements.
+    tls: Encryptor,
 }
 
 impl Pool {
     pub(super) fn new(connector: Connector, connections: usize) -> Result<Self, super::OpenError> {
-        let patience = connector.patience();
+        let (patience, tls) = (connector.patience(), connector.tls().clone());
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let messages = Arc::<ServerMessages>::default();
         let servers = connector.servers().clone();
@@ -53,7 +57,7 @@ impl Pool {
             }))
             .runtime(Runtime::Tokio1)
             .build();
-        pool.map(|connections| Self { connections, messages })
+        pool.map(|connections| Self { connections, messages, tls })
             .map_err(|error| super::OpenError::Failed(error.to_string()))
     }
 
@@ -65,7 +69,8 @@ impl Pool {
     /// A connection for one caller. On an error, no statement was sent.
     pub(super) async fn check_out(&self) -> Result<CheckedOut, Error> {
         let connection = self.connections.get().await;
-        connection.map(|connection| CheckedOut(Some(connection))).map_err(|error| match error {
+        let checked_out = |connection| CheckedOut { connection: Some(connection), tls: self.tls.clone() };
+        connection.map(checked_out).map_err(|error| match error {
             PoolError::Backend(error) => error::of_read(&error),
             PoolError::Closed => Error::closed(),
             PoolError::Timeout(_) => {
@@ -149,24 +154,35 @@ impl Pool {
 }
 
 /// A connection in use. It is closed unless it is given back: where an answer was not awaited to the end, its state is
-/// unknown, and no other caller should wait behind its statement.
-pub(super) struct CheckedOut(Option<Object>);
+/// unknown, and no other caller should wait behind its statement. That statement is cancelled: one that waits for a lock
+/// would run when the lock is gone, long after its caller heard that it failed, and until then keep its place among the
+/// connections that the server allows.
+pub(super) struct CheckedOut {
+    connection: Option<Object>,
+    tls: Encryptor,
+}
 
 impl CheckedOut {
     pub(super) fn client(&mut self) -> Result<&mut Client, Error> {
-        self.0.as_mut().map(|connection| &mut ***connection).ok_or_else(Error::closed)
+        self.connection.as_mut().map(|connection| &mut ***connection).ok_or_else(Error::closed)
     }
 
     /// Returns it to the pool, for the next caller.
     pub(super) fn give_back(mut self) {
-        drop(self.0.take());
+        drop(self.connection.take());
     }
 }
 
 impl Drop for CheckedOut {
     fn drop(&mut self) {
-        if let Some(connection) = self.0.take() {
-            drop(Object::take(connection));
+        let Some(connection) = self.connection.take() else { return };
+        let client = Object::take(connection);
+        if let (false, Ok(runtime)) = (client.is_closed(), Handle::try_current()) {
+            let cancel = Cancel { token: client.cancel_token(), tls: self.tls.clone() };
+            runtime.spawn(async move {
+                cancel.send().await;
+                drop(client);
+            });
         }
     }
 }

@@ -259,7 +259,7 @@ impl Session {
 }
 
 impl Cancel {
-    async fn send(self) {
+    pub(super) async fn send(self) {
         // Nothing depends on it.
         let _ = timeout(CANCEL_TIMEOUT, self.token.cancel_query(self.tls)).await;
     }

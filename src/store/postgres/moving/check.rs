@@ -5,7 +5,7 @@ use tokio::time::{Instant, sleep};
 use super::member::Member;
 use super::{MAX_SKEW, Moving, POLL};
 use crate::store::postgres::OpenError;
-use crate::store::postgres::layout::{OwnedTwice, look};
+use crate::store::postgres::layout::{OwnedTwice, find_by};
 use crate::store::sharded::layout::{Layout, Misfit};
 
 impl Moving {
@@ -60,7 +60,7 @@ impl Moving {
         loop {
             let mut looks = Vec::new();
             for member in &self.members {
-                let look = look(member.session.client()).await;
+                let look = find_by(member.session.client()).await;
                 looks.push((&*member.name, look.map_err(|error| OpenError::of_database(&member.name, error))?));
             }
             if OwnedTwice::is_ruled_out(looks.iter().map(|(name, database)| (*name, database)), &mut seen)? {

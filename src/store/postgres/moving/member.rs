@@ -46,7 +46,7 @@ pub(super) enum Stage {
 /// A connection on which all is durable that is seen.
 pub(super) async fn connect(settings: &Settings) -> Result<Session, OpenError> {
     let session = Connector::new(settings).connect_unchecked().await?;
-    schema::check(session.client()).await?;
+    schema::within(schema::LOOK_TIMEOUT, session.client(), schema::check(session.client())).await?;
     session.commit().await.map_err(CallError::into_open_error)?;
     Ok(session)
 }

@@ -77,6 +77,28 @@ pub(super) async fn until_up<T, F: Future<Output = Result<T, Error>>>(ask: impl 
     }
 }
 
+/// Its caller heard that it failed: it may not happen when the lock is gone, and it may not keep a connection until then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_is_not_waited_for_any_more_is_cancelled() {
+    let Some(database) = database() else { return };
+    let store = open(&database.url).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    store.settle(id(1), attempt(1), complete()).await.unwrap();
+    let locker = database.session();
+    locker.run("BEGIN; LOCK TABLE oncegate.record IN EXCLUSIVE MODE");
+    let removed = store.remove(id(1), attempt(1)).await;
+    assert!(matches!(&removed, Err(Error::Indeterminate(_))), "{removed:?}");
+    let waiting = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%remove_v1%'";
+    let began = Instant::now();
+    while database.value(waiting) != "0" {
+        assert!(began.elapsed() < Duration::from_secs(20), "it still waits for the lock");
+        sleep(Duration::from_millis(50)).await;
+    }
+    locker.run("COMMIT");
+    assert!(store.get(id(1)).await.unwrap().is_some(), "it was removed after all");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_is_away_is_refused_at_once_and_comes_back() {
     let Some((server, database)) = own_server(&[]) else { return };
