@@ -10,7 +10,7 @@ use toml_edit::{Item, value};
 use self::encryption::Tls;
 use self::location::{Endpoint, Location};
 use super::declare::{Keys as _, Section, Shown::Example, keys};
-use super::kinds::{Shape, nested, nonzero_time, number, one_or_several, words};
+use super::kinds::{Kind, Shape, nested, nonzero_time, number, one_or_several, words};
 use super::limits::COUNTS;
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
@@ -37,7 +37,7 @@ keys! {
         /// The protocol: "auto" is HTTP/2 or HTTP/1.1, as the upstream chooses (ALPN), if the URL is https, and HTTP/1.1
         /// otherwise; "http1"; "h2", which over an unencrypted connection is HTTP/2 with prior knowledge (h2c).
         protocol: Protocol = Protocol::Auto
-            => words(&[("auto", Protocol::Auto), ("http1", Protocol::Http1), ("h2", Protocol::H2)]);
+            => protocol();
         /// How an https upstream is authenticated: `ca` is a file with the certificates of the authorities that sign its
         /// certificate (if omitted, those of this system), `cert` and `key` are the files of the gate's own certificate,
         /// `name` is the name that the upstream's certificate must have if it is not the host's. With `crl`, a file with
@@ -144,6 +144,20 @@ pub(super) fn advise_on_places(root: &Table<'_>, upstreams: &Upstreams, server: 
             table.table(name, Keys::SECTION).advise("url", message);
         }
     }
+}
+
+/// HTTP/2 has names elsewhere that are nearer to "http1".
+fn protocol() -> Kind<Protocol> {
+    const WORDS: [(&str, Protocol); 3] = [("auto", Protocol::Auto), ("http1", Protocol::Http1), ("h2", Protocol::H2)];
+    const HTTP_2: [&str; 5] = ["http2", "http/2", "http/2.0", "h2c", "grpc"];
+    let parse = |node: &Node<'_>| {
+        node.word(&WORDS).map_err(|wrong| match node.text() {
+            Ok(text) if HTTP_2.contains(&&*text.to_ascii_lowercase()) => wrong.hint("did you mean \"h2\"?"),
+            _ => wrong,
+        })
+    };
+    let print = |value: &Protocol| WORDS.iter().find(|(_, meant)| meant == value).map_or("", |(word, _)| word).into();
+    Kind::new(|| words(&WORDS).shape(), parse, print)
 }
 
 /// Advises on upstreams whose clients get 504 before a store that does not answer is given up: they do not learn why, and

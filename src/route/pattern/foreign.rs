@@ -64,7 +64,9 @@ fn detect(text: &str) -> Option<(Syntax, &str)> {
     }
 }
 
+/// Without what says in other routers that an expression follows (`~` and `~*` of nginx, `~` of Kong), and without its anchors.
 fn without_anchors(text: &str) -> &str {
+    let text = text.strip_prefix('~').map_or(text, |text| text.strip_prefix('*').unwrap_or(text).trim_start());
     let text = text.strip_prefix('^').unwrap_or(text);
     text.strip_suffix('$').unwrap_or(text)
 }
@@ -239,7 +241,8 @@ fn translated(segment: &str, is_last: bool, names: &mut Names) -> Option<Vec<Str
     }
     // A glob or an expression for all that begins like this.
     let root = ["**", "(.*)", "(.+)", ".*", ".+", "*"].iter().find_map(|end| segment.strip_suffix(end));
-    if let Some(root) = root.filter(|root| is_last && is_literal(root)) {
+    let is_whole = |root: &&str| is_literal(root) && !root.ends_with(['-', '_', '.', '~']);
+    if let Some(root) = root.filter(|root| is_last && is_whole(root)) {
         return Some(one(format!("{root}/{}", names.rest("rest"))));
     }
     let unescaped = segment.replace("\\.", ".").replace("\\-", "-");
@@ -332,6 +335,7 @@ mod tests {
             ("/v1/orders/*", Glob, "/v1/orders/{*rest}"),
             ("/v1/orders/**", Glob, "/v1/orders/{*rest}"),
             ("/v1/orders*", Glob, "/v1/orders/{*rest}"),
+            ("/v1/orders-*", Glob, "/v1/{x}"),
             ("/v1/*/capture", Glob, "/v1/{x}/capture"),
             ("/*/*/*", Glob, "/{x}/{x2}/{*rest}"),
             ("/v1/{rest}/*", Glob, "/v1/{rest}/{*rest2}"),
@@ -368,6 +372,9 @@ mod tests {
             ("/v1/orders(/|$)(.*)", Regex, "/v1/orders/{*rest}"),
             ("^/v1/orders/(.*)$", Regex, "/v1/orders/{*rest}"),
             ("^/v1/orders$", Regex, "/v1/orders"),
+            ("~ ^/v1/orders$", Regex, "/v1/orders"),
+            ("~* ^/v1/orders/.*", Regex, "/v1/orders/{*rest}"),
+            ("~/v1/orders/(?<id>\\d+)$", Regex, "/v1/orders/{id}"),
             ("^/v1/orders", Regex, "/v1/orders"),
             ("/v1/orders$", Regex, "/v1/orders"),
             ("/v1/orders/[0-9]+", Regex, "/v1/orders/{x}"),
