@@ -66,7 +66,11 @@ fn detect(text: &str) -> Option<(Syntax, &str)> {
 
 /// Without what says in other routers that an expression follows (`~` and `~*` of nginx, `~` of Kong), and without its anchors.
 fn without_anchors(text: &str) -> &str {
-    let text = text.strip_prefix('~').map_or(text, |text| text.strip_prefix('*').unwrap_or(text).trim_start());
+    let text = match text.strip_prefix('~').map(|text| text.strip_prefix('*').unwrap_or(text).trim_start()) {
+        // One that does not begin with a slash is for a part of the path.
+        Some(expression) if expression.trim_start_matches(['^', '\\']).starts_with('/') => expression,
+        _ => text,
+    };
     let text = text.strip_prefix('^').unwrap_or(text);
     text.strip_suffix('$').unwrap_or(text)
 }
@@ -241,8 +245,8 @@ fn translated(segment: &str, is_last: bool, names: &mut Names) -> Option<Vec<Str
     }
     // A glob or an expression for all that begins like this.
     let root = ["**", "(.*)", "(.+)", ".*", ".+", "*"].iter().find_map(|end| segment.strip_suffix(end));
-    let is_whole = |root: &&str| is_literal(root) && !root.ends_with(['-', '_', '.', '~']);
-    if let Some(root) = root.filter(|root| is_last && is_whole(root)) {
+    let begins_more = |root: &&str| segment.len() == root.len() + 1 && root.ends_with(['-', '_', '.', '~']);
+    if let Some(root) = root.filter(|root| is_last && is_literal(root) && !begins_more(root)) {
         return Some(one(format!("{root}/{}", names.rest("rest"))));
     }
     let unescaped = segment.replace("\\.", ".").replace("\\-", "-");
@@ -373,6 +377,7 @@ mod tests {
             ("^/v1/orders/(.*)$", Regex, "/v1/orders/{*rest}"),
             ("^/v1/orders$", Regex, "/v1/orders"),
             ("~ ^/v1/orders$", Regex, "/v1/orders"),
+            ("/v1/orders-.*", Regex, "/v1/orders-/{*rest}"),
             ("~* ^/v1/orders/.*", Regex, "/v1/orders/{*rest}"),
             ("~/v1/orders/(?<id>\\d+)$", Regex, "/v1/orders/{id}"),
             ("^/v1/orders", Regex, "/v1/orders"),

@@ -104,6 +104,10 @@ impl Connector {
         let host = self.hosts.chosen().unwrap_or_default();
         // The pool has no time limit of its own for this.
         let recognised = timeout(HANDSHAKE_TIMEOUT, self.recognise_at(client, host)).await;
+        if recognised.is_err() {
+            // It is about to be closed, and may wait for a lock.
+            Cancel { token: client.cancel_token(), tls: self.tls.clone() }.send().await;
+        }
         recognised
             .unwrap_or_else(|_| Err(OpenError::late()))
             .map(drop)
@@ -160,11 +164,12 @@ impl Connector {
         self.connect_timeout() + LOGIN_TIMEOUT + HANDSHAKE_TIMEOUT
     }
 
-    /// How long a server may take to be reached.
+    /// What connections are encrypted with.
     pub(super) fn tls(&self) -> &Encryptor {
         &self.tls
     }
 
+    /// How long a server may take to be reached.
     pub(super) fn connect_timeout(&self) -> Duration {
         self.servers.get_connect_timeout().copied().unwrap_or(DEFAULT_CONNECT_TIMEOUT)
     }

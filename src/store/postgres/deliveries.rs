@@ -196,7 +196,10 @@ impl Deliveries for Postgres {
     }
 
     async fn requeue(&self, id: RecordId) -> Result<bool, Error> {
-        self.write_one("SELECT oncegate.requeue_delivery_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await
+        self.ensure_open()?;
+        let requeue = "SELECT oncegate.requeue_delivery_v1($1)";
+        let rows = self.pool.write_unless_locked(requeue, &[(&&id.0[..], Type::BYTEA)]).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
     async fn deliveries(

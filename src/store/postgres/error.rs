@@ -99,8 +99,8 @@ pub enum OpenError {
     Isolation(String),
     /// Another session has tables of the schema locked. Trying again may help.
     #[error(
-        "another session has a table of the schema `oncegate` locked, such as a backup or an open transaction; \
-         `pg_blocking_pids` of PostgreSQL finds it"
+        "another session has a table of the schema oncegate locked, such as a backup, an open transaction or another \
+         `oncegate migrate`; `pg_blocking_pids` of PostgreSQL finds it"
     )]
     Locked,
     /// The list of databases is not the one that the database knows.

@@ -425,7 +425,8 @@ impl Store for Postgres {
 
     async fn remove(&self, id: RecordId, attempt: AttemptToken) -> Result<bool, Error> {
         self.ensure_open()?;
-        let rows = self.pool.write(REMOVE, &[(&&id.0[..], Type::BYTEA), (&&attempt.0[..], Type::BYTEA)]).await?;
+        let rows =
+            self.pool.write_unless_locked(REMOVE, &[(&&id.0[..], Type::BYTEA), (&&attempt.0[..], Type::BYTEA)]).await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 

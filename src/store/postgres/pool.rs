@@ -14,6 +14,7 @@ use tokio_postgres::{Client, Config, Error as SqlError, Row};
 
 use super::connect::Connector;
 use super::error;
+use super::schema::LOOK_TIMEOUT;
 use super::session::{CallError, Cancel, Parameter, ServerMessages};
 use super::tls::Encryptor;
 use crate::store::{Error, ErrorKind};
@@ -126,6 +127,30 @@ impl Pool {
             }),
             None => Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time")),
         }
+    }
+
+    /// The same for what an operator asks for, who hears that it failed where another session has a table locked: then it may not
+    /// happen later. The server itself ends the wait, since a cancellation does not get through every pooler.
+    pub(super) async fn write_unless_locked(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        let interrupted_waits = self.interrupted_waits();
+        let mut connection = self.check_out().await?;
+        let client = connection.client()?;
+        let writing = async {
+            client.batch_execute(&format!("BEGIN; {LOOK_TIMEOUT}")).await?;
+            let written = client.query_typed(sql, values).await;
+            // After an error, that takes it back.
+            let ended = client.batch_execute("COMMIT").await;
+            let rows = written?;
+            ended.map(|()| rows)
+        };
+        let Ok(written) = timeout(QUERY_TIMEOUT, writing).await else {
+            return Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time"));
+        };
+        if !written.as_ref().is_err_and(error::must_close) {
+            connection.give_back();
+        }
+        let rows = written.map_err(|error| error::of_write(&error))?;
+        self.expect_replicated(interrupted_waits).map(|()| rows)
     }
 
     /// How often the wait for a standby was cancelled so far.

@@ -149,8 +149,10 @@ pub(super) async fn within<T>(
     client.batch_execute(&format!("BEGIN READ ONLY; {lock_timeout}")).await.map_err(sql)?;
     let read = reading.await;
     // The session can go on after an error, too.
-    client.batch_execute("COMMIT").await.map_err(sql)?;
-    read
+    let ended = client.batch_execute("COMMIT").await;
+    let read = read?;
+    ended.map_err(sql)?;
+    Ok(read)
 }
 
 /// How long a migration waits for a lock, since what gates do waits behind it; how long it then lets them go on; and for how
