@@ -104,10 +104,6 @@ impl Connector {
         let host = self.hosts.chosen().unwrap_or_default();
         // The pool has no time limit of its own for this.
         let recognised = timeout(HANDSHAKE_TIMEOUT, self.recognise_at(client, host)).await;
-        if recognised.is_err() {
-            // It is about to be closed, and may wait for a lock.
-            Cancel { token: client.cancel_token(), tls: self.tls.clone() }.send().await;
-        }
         recognised
             .unwrap_or_else(|_| Err(OpenError::late()))
             .map(drop)

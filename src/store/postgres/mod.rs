@@ -204,7 +204,7 @@ impl Postgres {
         Ok(Self {
             claims,
             settlements,
-            pool: Pool::new(connector, rest)?,
+            pool: Pool::new(connector, rest, description.is_direct)?,
             write_health,
             waiters,
             registering: Semaphore::new(1),

@@ -49,7 +49,10 @@ impl Backend for Claims {
     }
 
     fn give_up(session: Session) {
-        session.give_up();
+        // A pooler is not asked: see `CheckedOut`.
+        if session.is_direct {
+            session.give_up();
+        }
     }
 
     async fn execute(&self, session: &Session, batch: &[&ClaimOperation]) -> Result<Replies<ClaimOperation>, Failure> {
@@ -76,7 +79,10 @@ impl Backend for Settlements {
     }
 
     fn give_up(session: Session) {
-        session.give_up();
+        // A pooler is not asked: see `CheckedOut`.
+        if session.is_direct {
+            session.give_up();
+        }
     }
 
     async fn execute(

@@ -32,13 +32,14 @@ pub(super) struct Pool {
     /// The messages of the servers on all of them. They do not name the connection, so a write counts as uncertain if
     /// the standby wait of any of them was cancelled meanwhile.
     messages: Arc<ServerMessages>,
-    /// For the connections that cancel statements.
-    tls: Encryptor,
+    /// For the connections that cancel statements; nothing behind a pooler: see [`CheckedOut`].
+    cancelling: Option<Encryptor>,
 }
 
 impl Pool {
-    pub(super) fn new(connector: Connector, connections: usize) -> Result<Self, super::OpenError> {
-        let (patience, tls) = (connector.patience(), connector.tls().clone());
+    /// `is_direct` says that no pooler is in between.
+    pub(super) fn new(connector: Connector, connections: usize, is_direct: bool) -> Result<Self, super::OpenError> {
+        let (patience, cancelling) = (connector.patience(), is_direct.then(|| connector.tls().clone()));
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let messages = Arc::<ServerMessages>::default();
         let servers = connector.servers().clone();
@@ -58,7 +59,7 @@ impl Pool {
             }))
             .runtime(Runtime::Tokio1)
             .build();
-        pool.map(|connections| Self { connections, messages, tls })
+        pool.map(|connections| Self { connections, messages, cancelling })
             .map_err(|error| super::OpenError::Failed(error.to_string()))
     }
 
@@ -70,7 +71,8 @@ impl Pool {
     /// A connection for one caller. On an error, no statement was sent.
     pub(super) async fn check_out(&self) -> Result<CheckedOut, Error> {
         let connection = self.connections.get().await;
-        let checked_out = |connection| CheckedOut { connection: Some(connection), tls: self.tls.clone() };
+        let cancelling = self.cancelling.clone();
+        let checked_out = |connection| CheckedOut { connection: Some(connection), cancelling };
         connection.map(checked_out).map_err(|error| match error {
             PoolError::Backend(error) => error::of_read(&error),
             PoolError::Closed => Error::closed(),
@@ -181,10 +183,11 @@ impl Pool {
 /// A connection in use. It is closed unless it is given back: where an answer was not awaited to the end, its state is
 /// unknown, and no other caller should wait behind its statement. That statement is cancelled: one that waits for a lock
 /// would run when the lock is gone, long after its caller heard that it failed, and until then keep its place among the
-/// connections that the server allows.
+/// connections that the server allows. A pooler is not asked to cancel anything: PgBouncer 1.18 ends itself where the
+/// client leaves meanwhile (`bad client state`), and others lose it.
 pub(super) struct CheckedOut {
     connection: Option<Object>,
-    tls: Encryptor,
+    cancelling: Option<Encryptor>,
 }
 
 impl CheckedOut {
@@ -202,8 +205,9 @@ impl Drop for CheckedOut {
     fn drop(&mut self) {
         let Some(connection) = self.connection.take() else { return };
         let client = Object::take(connection);
-        if let (false, Ok(runtime)) = (client.is_closed(), Handle::try_current()) {
-            let cancel = Cancel { token: client.cancel_token(), tls: self.tls.clone() };
+        let tls = self.cancelling.take().filter(|_| !client.is_closed());
+        if let (Some(tls), Ok(runtime)) = (tls, Handle::try_current()) {
+            let cancel = Cancel { token: client.cancel_token(), tls };
             runtime.spawn(async move {
                 cancel.send().await;
                 drop(client);

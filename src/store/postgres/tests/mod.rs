@@ -155,7 +155,7 @@ async fn sessions_ask_for_their_isolation() {
     let session = connector.connect(&[]).await.unwrap();
     let isolation = "SELECT current_setting('transaction_isolation')";
     let of_session: String = session.client().query_typed_one(isolation, &[]).await.unwrap().get(0);
-    let pool = Pool::new(connector, 1).unwrap();
+    let pool = Pool::new(connector, 1, true).unwrap();
     let of_pool: String = pool.query(isolation, &[]).await.unwrap()[0].get(0);
     assert_eq!((&*of_session, &*of_pool), ("read committed", "read committed"));
 }
