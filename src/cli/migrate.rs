@@ -138,7 +138,7 @@ fn move_between(args: MigrateArgs) -> anyhow::Result<ExitCode> {
         moved.map_err(|error| match error {
             MoveError::Refused(_) => anyhow!("{error}"),
             MoveError::BrokenOff(_) => {
-                anyhow!("{error}\n  hint: what was moved is moved; run the same command again to go on")
+                anyhow!("{error}\n  hint: the records that were moved stay where they are now; run the same command again to go on")
             }
         })
     })?;

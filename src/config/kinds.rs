@@ -37,8 +37,8 @@ type Merge<T> = Box<dyn Fn(&Node<'_>, T) -> T>;
 type Print<T> = Box<dyn Fn(&T) -> Option<Toml>>;
 
 impl<T: 'static> Kind<T> {
-    /// What `parse` reads and `print` writes. `shape` says as JSON Schema what that looks like; its patterns keep to what
-    /// both ECMA-262 and the `regex` crate understand. A pattern that cannot say all that is required says less: it never
+    /// What `parse` reads and `print` writes. `shape` says as JSON Schema what that looks like; its patterns keep to
+    /// ECMA-262 (JSON Schema Core, 6.4). A pattern that cannot say all that is required says less: it never
     /// refuses what `parse` accepts.
     pub(super) fn new(
         shape: impl Fn() -> Shape + 'static,

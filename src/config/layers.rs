@@ -462,7 +462,7 @@ mod tests {
         }
     }
 
-    /// A variable holds a list or a table as a file does. What is not TOML is read by laxer rules, or is text.
+    /// A variable holds a list or a table in TOML, as a file does. The gate reads all else by laxer rules, or as text.
     #[test]
     fn lists_and_tables_of_variables_are_toml() {
         for text in [

@@ -19,7 +19,7 @@ fn plan(upstream: &Upstream) -> Plan {
     plan.top(&format!("[access_log]\npath = {path:?}\n"))
 }
 
-/// The lines that are there. What is read while it is written may end in the middle of one.
+/// The whole lines of the log: the gate may be in the middle of writing the last one.
 fn lines_of(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let text = text.rfind('\n').map_or("", |end| &text[..end]);

@@ -106,7 +106,7 @@ impl Drop for Killed {
 #[test]
 fn health_is_one_line_and_an_exit_status() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
-    // An address that nobody else is given once the gate has gone.
+    // The system gives this address to no other test after the gate has ended.
     let listen = format!("listen = \"{}\"", Upstream::free_address());
     let gate = Gate::before(&upstream).admin(&listen).start();
     let admin = gate.admin.to_string();

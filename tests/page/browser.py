@@ -139,7 +139,7 @@ class Browser:
 
     def tab_to(self, what, test, most=60):
         """Presses Tab until the element in focus passes a test, and sees that the focus can be seen."""
-        # What is still loading has nothing that could have the focus.
+        # The page may still load the element.
         self.until(f"{what} is there", f"[...document.querySelectorAll('body *')].some(element => {test})")
         for _ in range(most):
             self.key("Tab")

@@ -88,7 +88,7 @@ impl Pool {
 
     /// The rows of a read.
     pub(super) async fn query(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        match self.run(sql, values).await? {
+        match self.run(None, sql, values).await? {
             Some(answer) => answer.map_err(|error| error::of_read(&error)),
             None => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
         }
@@ -121,38 +121,24 @@ impl Pool {
 
     /// The rows of a statement that writes.
     pub(super) async fn write(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        self.written(None, sql, values).await
+    }
+
+    /// The same for what an operator asks for, who hears that it failed where another session has a table locked: then it may not
+    /// happen later. The server itself ends the wait, since a cancellation does not get through every pooler.
+    pub(super) async fn write_unless_locked(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        self.written(Some(&format!("BEGIN; {LOOK_TIMEOUT}")), sql, values).await
+    }
+
+    async fn written(&self, begin: Option<&str>, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
         let interrupted_waits = self.interrupted_waits();
-        match self.run(sql, values).await? {
+        match self.run(begin, sql, values).await? {
             Some(answer) => answer.map_err(|error| error::of_write(&error)).and_then(|rows| {
                 self.expect_replicated(interrupted_waits)?;
                 Ok(rows)
             }),
             None => Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time")),
         }
-    }
-
-    /// The same for what an operator asks for, who hears that it failed where another session has a table locked: then it may not
-    /// happen later. The server itself ends the wait, since a cancellation does not get through every pooler.
-    pub(super) async fn write_unless_locked(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        let interrupted_waits = self.interrupted_waits();
-        let mut connection = self.check_out().await?;
-        let client = connection.client()?;
-        let writing = async {
-            client.batch_execute(&format!("BEGIN; {LOOK_TIMEOUT}")).await?;
-            let written = client.query_typed(sql, values).await;
-            // After an error, that takes it back.
-            let ended = client.batch_execute("COMMIT").await;
-            let rows = written?;
-            ended.map(|()| rows)
-        };
-        let Ok(written) = timeout(QUERY_TIMEOUT, writing).await else {
-            return Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time"));
-        };
-        if !written.as_ref().is_err_and(error::must_close) {
-            connection.give_back();
-        }
-        let rows = written.map_err(|error| error::of_write(&error))?;
-        self.expect_replicated(interrupted_waits).map(|()| rows)
     }
 
     /// How often the wait for a standby was cancelled so far.
@@ -165,10 +151,25 @@ impl Pool {
         if self.interrupted_waits() == interrupted_waits { Ok(()) } else { Err(CallError::Unreplicated.into_error()) }
     }
 
-    async fn run(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Option<Result<Vec<Row>, SqlError>>, Error> {
+    /// Runs a statement, in a transaction of its own if `begin` begins one. No answer where that takes too long.
+    async fn run(
+        &self,
+        begin: Option<&str>,
+        sql: &str,
+        values: &[Parameter<'_>],
+    ) -> Result<Option<Result<Vec<Row>, SqlError>>, Error> {
         let mut connection = self.check_out().await?;
         let client = connection.client()?;
-        let Ok(answer) = timeout(QUERY_TIMEOUT, client.query_typed(sql, values)).await else { return Ok(None) };
+        let asking = async {
+            let Some(begin) = begin else { return client.query_typed(sql, values).await };
+            client.batch_execute(begin).await?;
+            let rows = client.query_typed(sql, values).await;
+            // After an error, this takes the transaction back.
+            let ended = client.batch_execute("COMMIT").await;
+            let rows = rows?;
+            ended.map(|()| rows)
+        };
+        let Ok(answer) = timeout(QUERY_TIMEOUT, asking).await else { return Ok(None) };
         if !answer.as_ref().is_err_and(error::must_close) {
             connection.give_back();
         }

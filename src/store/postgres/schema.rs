@@ -172,7 +172,6 @@ pub async fn migrate(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
     loop {
         match try_migrate(session.client_mut()).await {
             Err(Failed::Sql(error)) if is_lock_timeout(&error) && began.elapsed() < PATIENCE => sleep(PAUSE).await,
-            Err(Failed::Sql(error)) if is_lock_timeout(&error) => return Err(OpenError::Locked),
             other => return Ok(other?),
         }
     }
