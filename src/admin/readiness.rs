@@ -76,12 +76,12 @@ impl Readiness {
         self.lacks_token_keys.store(!has_keys, Ordering::Release);
     }
 
-    /// Says whether nothing can be claimed, because the store cannot be set back after a reload that failed.
+    /// Says whether the routes that a reload was to change claim nothing, because it failed and the store cannot be set back.
     pub fn set_claims_stopped(&self, are_stopped: bool) {
         self.claims_stopped.store(are_stopped, Ordering::Release);
     }
 
-    /// Whether nothing can be claimed: see [`Readiness::set_claims_stopped`].
+    /// Whether routes claim nothing: see [`Readiness::set_claims_stopped`].
     #[must_use]
     pub fn are_claims_stopped(&self) -> bool {
         self.claims_stopped.load(Ordering::Acquire)

@@ -20,6 +20,7 @@ mod pass;
 mod pending_reply;
 mod reload;
 mod request;
+mod rules_in_force;
 mod shared;
 
 use std::collections::HashMap;
@@ -52,7 +53,8 @@ use self::pass::ForwardOptions;
 use self::pending_reply::PendingReply;
 pub use self::reload::{Reload, ReloadTimeout};
 use self::request::ForwardingContext;
-use self::shared::{RulesDigest, Shared};
+use self::rules_in_force::{RulesDigest, RulesLock};
+use self::shared::Shared;
 use crate::http::body::Body;
 use crate::http::fault::Fault;
 use crate::http::forwarding::{Forwarding, new_request_id, parent};
@@ -171,6 +173,8 @@ struct RouteState {
     circuit: Arc<Circuit>,
     /// What the identities of its records are made by.
     rules: RulesDigest,
+    /// Whether those are in force.
+    standing: RulesLock,
     /// The tags of the rules by which each of the gate's identifiers makes ids; none where there is one.
     rules_tags: Vec<RulesTag>,
     /// Headers that must reach the upstream, whatever `Connection` lists.
@@ -226,8 +230,10 @@ impl Gate {
             .map(|jwt| Verifier::new(jwt, former.and_then(|former| former.verifier.as_ref()), &shared.usage));
         let state = |name: &Arc<str>, namespace: &Arc<str>, rules: Vec<RulesDigest>, kept, route: Option<&Route>| {
             let known = former.and_then(|former| former.states.get(name));
+            let made_by = rules.first().copied().unwrap_or_default();
             Arc::new(RouteState {
-                rules: rules.first().copied().unwrap_or_default(),
+                rules: made_by,
+                standing: shared.rules.lock_of(made_by),
                 rules_tags: rules.iter().filter(|_| rules.len() > 1).map(RulesTag::of).collect(),
                 kept,
                 ignored: IgnoredLog::default(),

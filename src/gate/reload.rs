@@ -1,5 +1,6 @@
 //! One gate replaces another, and no request under way is lost.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use tokio::time::timeout;
 
 use super::answer::RETRY_SOON;
 use super::claim::protected::ProtectedRequest;
-use super::shared::{RulesDigest, Shared};
+use super::rules_in_force::{RulesDigest, RulesLock, Standing};
+use super::shared::Shared;
 use super::{Gate, Settings};
 use crate::http::problem::Problem;
 use crate::http::upstream::{self, Upstream};
@@ -24,10 +26,10 @@ pub struct Reload {
     former: Arc<Vec<Arc<Router>>>,
     next: Arc<Router>,
     /// The rules that end with it, and those that go on or are new.
-    retiring: Vec<RulesDigest>,
-    next_rules: Vec<RulesDigest>,
-    /// Held where the rules of identities change: nothing is claimed meanwhile.
-    retired: Option<OwnedRwLockWriteGuard<Vec<RulesDigest>>>,
+    retiring: Vec<RulesLock>,
+    next_rules: Vec<RulesLock>,
+    /// Of the rules that end or come back, each with what becomes of it: nothing is claimed by them meanwhile.
+    changing: Vec<(OwnedRwLockWriteGuard<Standing>, Standing)>,
     stage: Stage,
 }
 
@@ -71,34 +73,50 @@ impl Gate {
     /// Begins to replace this gate by `next`. From here on, requests claim only keys that the routes of both gates find. All
     /// earlier claims are in the store, where the caller can look for them.
     ///
-    /// If `next` finds keys by other rules or routes, waits until the store has answered the claims under way, for
-    /// `patience` at most.
+    /// Where `next` finds keys by other rules or routes, waits until the store has answered the claims of these that are under
+    /// way, for `patience` at most.
     pub async fn begin_reload(&self, next: &Self, patience: Duration) -> Result<Reload, ReloadTimeout> {
         let (before, after) = (self.identities().1, next.identities().1);
-        let changes = !before.iter().all(|rules| after.contains(rules));
-        let next_rules: Vec<RulesDigest> = after.into_iter().map(|rules| rules.digest).collect();
+        let changed: BTreeSet<RulesDigest> =
+            before.iter().filter(|rules| !after.contains(rules)).map(|rules| rules.digest).collect();
+        let next_rules: BTreeSet<RulesDigest> = after.into_iter().map(|rules| rules.digest).collect();
         let before = before.into_iter().map(|rules| rules.digest);
-        let retiring = before.filter(|rules| !next_rules.contains(rules)).collect();
+        let retiring: BTreeSet<RulesDigest> = before.filter(|rules| !next_rules.contains(rules)).collect();
         let shared = Arc::clone(&self.shared);
+        let locks = |rules: BTreeSet<RulesDigest>| rules.into_iter().map(|rules| shared.rules.lock_of(rules)).collect();
+        let (changed, retiring, next_rules): (Vec<RulesLock>, _, _) =
+            (locks(changed), locks(retiring), locks(next_rules));
         let next = Arc::clone(&next.router);
         let former = shared.newest.swap(Arc::new(vec![Arc::clone(&self.router), Arc::clone(&next)]));
-        let reload = Reload { shared, former, next, retiring, next_rules, retired: None, stage: Stage::Looking };
-        if changes {
-            drop(reload.stop_claims(patience).await?);
-        }
+        let reload = Reload { shared, former, next, retiring, next_rules, changing: Vec::new(), stage: Stage::Looking };
+        within(patience, async {
+            for lock in changed {
+                drop(lock.write_owned().await);
+            }
+        })
+        .await?;
         Ok(reload)
     }
 }
 
 impl Reload {
-    /// Lets nothing be claimed until this has ended, where the rules of identities change: right before
+    /// Lets nothing be claimed by rules that end or come back, until this has ended: right before
     /// [`crate::store::Store::adopt`] with those of the next gate. The store then knows every key that is live under the
     /// former rules.
     pub async fn adopt(&mut self, patience: Duration) -> Result<(), ReloadTimeout> {
-        let comes_back = self.shared.retired.read().await.iter().any(|rules| self.next_rules.contains(rules));
-        if !self.retiring.is_empty() || comes_back {
-            self.retired = Some(self.stop_claims(patience).await?);
-        }
+        self.changing = within(patience, async {
+            let mut changing = Vec::new();
+            for lock in &self.retiring {
+                changing.push((Arc::clone(lock).write_owned().await, Standing::Retired));
+            }
+            for lock in &self.next_rules {
+                if *lock.read().await == Standing::Retired {
+                    changing.push((Arc::clone(lock).write_owned().await, Standing::InForce));
+                }
+            }
+            changing
+        })
+        .await?;
         self.stage = Stage::Adopting;
         Ok(())
     }
@@ -108,18 +126,13 @@ impl Reload {
         self.stage = Stage::Looking;
     }
 
-    async fn stop_claims(&self, patience: Duration) -> Result<OwnedRwLockWriteGuard<Vec<RulesDigest>>, ReloadTimeout> {
-        timeout(patience, Arc::clone(&self.shared.retired).write_owned()).await.map_err(|_| ReloadTimeout)
-    }
-
     /// The next gate answers now: a request that came to a former one and has not claimed yet can do so only where a retry
     /// finds the record.
     pub fn done(mut self) {
         self.stage = Stage::Done;
         self.shared.newest.store(Arc::new(vec![Arc::clone(&self.next)]));
-        if let Some(mut retired) = self.retired.take() {
-            retired.append(&mut self.retiring);
-            retired.retain(|rules| !self.next_rules.contains(rules));
+        for (standing, becomes) in &mut self.changing {
+            **standing = *becomes;
         }
     }
 }
@@ -129,8 +142,8 @@ impl Drop for Reload {
         match self.stage {
             Stage::Looking => self.shared.newest.store(Arc::clone(&self.former)),
             Stage::Adopting => {
-                if let Some(retired) = &mut self.retired {
-                    retired.append(&mut self.retiring);
+                for (standing, _) in self.changing.iter_mut().filter(|(_, becomes)| *becomes == Standing::Retired) {
+                    **standing = Standing::Retired;
                 }
             }
             Stage::Done => {}
@@ -138,12 +151,16 @@ impl Drop for Reload {
     }
 }
 
+async fn within<T>(patience: Duration, waiting: impl Future<Output = T>) -> Result<T, ReloadTimeout> {
+    timeout(patience, waiting).await.map_err(|_| ReloadTimeout)
+}
+
 /// What a reload, or another gate, means for a request that has not claimed its key yet.
 impl ProtectedRequest {
-    /// Whether a retry would find what this request claims or has kept: by the rules that are in force, those that a reload has `retired`
-    /// left out, at every gate of the store, and by the routes to which retries come.
-    pub(super) fn may_claim(&self, retired: &[RulesDigest]) -> bool {
-        !retired.contains(&self.state.rules) && !self.is_replaced() && self.is_found_after_reload()
+    /// Whether a retry would find what this request claims or has kept: by its rules, whose `standing` a reload changes, at every
+    /// gate of the store, and by the routes to which retries come.
+    pub(super) fn may_claim(&self, standing: Standing) -> bool {
+        standing == Standing::InForce && !self.is_replaced() && self.is_found_after_reload()
     }
 
     /// Whether a retry finds the record that this request would claim, by the routes to which retries come.
@@ -182,9 +199,12 @@ impl ProtectedRequest {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::OwnedRwLockReadGuard;
+
     use super::*;
     use crate::gate::tests::{gate_of, route};
     use crate::idempotency::policy::Mode;
+    use crate::route::Route;
 
     const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -193,8 +213,14 @@ mod tests {
         gate.successor(gate.settings.clone(), router, Vec::new(), &Metrics::new())
     }
 
-    async fn retired(gate: &Gate) -> usize {
-        gate.shared.retired.read().await.len()
+    /// Whether a reload has retired the rules of this gate's routes.
+    async fn is_retired(gate: &Gate) -> bool {
+        *gate.states["all"].standing.read().await == Standing::Retired
+    }
+
+    /// What a request has that waits for its claim.
+    async fn claim(gate: &Gate, route: &str) -> OwnedRwLockReadGuard<Standing> {
+        Arc::clone(&gate.states[route].standing).read_owned().await
     }
 
     /// Whether retries come to the routes of these gates.
@@ -214,40 +240,42 @@ mod tests {
         let first = gate_of(vec![route("all", Mode::Protect, "host")]);
         let same = next(&first, "host");
         replace(&first, &same).await;
-        assert_eq!(retired(&same).await, 0);
+        assert!(!is_retired(&first).await);
         let other = next(&same, "client-ip");
         // Refused before the store is asked, or by the store, it changes nothing.
         drop(same.begin_reload(&other, PATIENCE).await.unwrap());
         let mut refused = same.begin_reload(&other, PATIENCE).await.unwrap();
         refused.adopt(PATIENCE).await.unwrap();
         refused.cancel();
-        assert_eq!(retired(&same).await, 0);
+        assert!(!is_retired(&same).await);
         assert!(has_routes(&same, &[&same]));
         replace(&same, &other).await;
-        let rules = |gate: &Gate| gate.states["all"].rules;
-        assert!(first.shared.retired.read().await.contains(&rules(&first)), "of all gates before it");
+        assert!(is_retired(&first).await, "of all gates before it");
+        assert!(!is_retired(&other).await);
         let again = next(&other, "host");
         replace(&other, &again).await;
-        assert_eq!(*first.shared.retired.read().await, [rules(&other)]);
+        assert!(is_retired(&other).await);
+        assert!(!is_retired(&again).await);
+        assert!(!is_retired(&first).await, "they are the same rules");
     }
 
     #[tokio::test(start_paused = true)]
     async fn whose_word_counts_for_an_address_is_a_rule_where_the_address_is_part_of_the_scope() {
-        for (scope, changes) in [("client-ip", 1), ("host", 0)] {
+        for (scope, changes) in [("client-ip", true), ("host", false)] {
             let first = gate_of(vec![route("all", Mode::Protect, scope)]);
             let mut settings = first.settings.clone();
             settings.forwarding.trusted = vec!["10.0.0.0/8".parse().unwrap()];
             let router = Router::new(vec![route("all", Mode::Protect, scope)]).unwrap();
             let second = first.successor(settings, router, Vec::new(), &Metrics::new());
             replace(&first, &second).await;
-            assert_eq!(retired(&second).await, changes, "{scope}");
+            assert_eq!(is_retired(&first).await, changes, "{scope}");
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_claim_under_way_is_waited_for_only_where_keys_are_found_otherwise() {
         let gate = gate_of(vec![route("all", Mode::Protect, "host")]);
-        let claim = Arc::clone(&gate.shared.retired).read_owned().await;
+        let under_way = claim(&gate, "all").await;
         let mut same = gate.begin_reload(&next(&gate, "host"), PATIENCE).await.unwrap();
         same.adopt(PATIENCE).await.unwrap();
         same.cancel();
@@ -257,15 +285,15 @@ mod tests {
         let reload = gate.begin_reload(&other, PATIENCE);
         let (reload, ()) = tokio::join!(reload, async {
             tokio::time::sleep(PATIENCE / 2).await;
-            drop(claim);
+            drop(under_way);
         });
         let mut reload = reload.unwrap();
         // Keys are looked for, and claims go on; and none until it is done.
-        drop(timeout(PATIENCE, gate.shared.retired.read()).await.unwrap());
+        drop(timeout(PATIENCE, claim(&gate, "all")).await.unwrap());
         reload.adopt(PATIENCE).await.unwrap();
-        assert!(timeout(PATIENCE, gate.shared.retired.read()).await.is_err());
+        assert!(timeout(PATIENCE, claim(&gate, "all")).await.is_err());
         reload.done();
-        assert_eq!(retired(&gate).await, 1);
+        assert!(is_retired(&gate).await);
     }
 
     /// The process ends while the store is asked.
@@ -277,7 +305,8 @@ mod tests {
         assert!(has_routes(&first, &[&first, &other]), "retries come to the former until the next answers");
         reload.adopt(PATIENCE).await.unwrap();
         drop(reload);
-        assert_eq!(*first.shared.retired.read().await, [first.states["all"].rules]);
+        assert!(is_retired(&first).await);
+        assert!(!is_retired(&other).await);
         assert!(has_routes(&first, &[&first, &other]));
     }
 
@@ -285,9 +314,24 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_claim_under_way_is_waited_for_where_a_route_goes() {
         let gate = gate_of(vec![route("all", Mode::Protect, "host"), route("other", Mode::Protect, "host")]);
-        let claim = Arc::clone(&gate.shared.retired).read_owned().await;
+        let under_way = claim(&gate, "other").await;
         assert!(gate.begin_reload(&next(&gate, "host"), PATIENCE).await.is_err());
-        drop(claim);
+        drop(under_way);
         assert!(gate.begin_reload(&next(&gate, "host"), PATIENCE).await.is_ok());
+    }
+
+    /// However long the store takes for the reload, or for a claim by rules that change, the routes that keep theirs are served.
+    #[tokio::test(start_paused = true)]
+    async fn a_route_that_keeps_its_rules_is_served_while_those_of_another_change() {
+        let other = || Route { namespace: "elsewhere".into(), ..route("other", Mode::Protect, "host") };
+        let gate = gate_of(vec![route("all", Mode::Protect, "client-ip"), other()]);
+        let router = Router::new(vec![route("all", Mode::Protect, "host"), other()]).unwrap();
+        let next = gate.successor(gate.settings.clone(), router, Vec::new(), &Metrics::new());
+        let under_way = claim(&gate, "other").await;
+        let mut reload = gate.begin_reload(&next, PATIENCE).await.unwrap();
+        reload.adopt(PATIENCE).await.unwrap();
+        drop(under_way);
+        assert!(timeout(PATIENCE, claim(&gate, "all")).await.is_err());
+        assert!(timeout(PATIENCE, claim(&gate, "other")).await.is_ok());
     }
 }

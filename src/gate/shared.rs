@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use tokio::sync::{RwLock, Semaphore};
+use tokio::sync::Semaphore;
 
 use super::claim::quota::Quotas;
 use super::claim::single_flight::SingleFlight;
 use super::delivery::circuit::Circuits;
 use super::drain::Drain;
 use super::inquiry::reauthorize::Questions;
+use super::rules_in_force::{RulesDigest, RulesInForce};
 use crate::http::headers::Via;
 use crate::http::usage::Usage;
 use crate::route::Router;
@@ -22,9 +23,6 @@ use crate::telemetry::spans::Tracer;
 
 /// How many large bodies may be read back into memory at a time, to be compared as JSON.
 const LARGE_BODIES: usize = 2;
-
-/// The digest of the rules that a namespace's identities are made by.
-pub(super) type RulesDigest = [u8; 32];
 
 /// The namespaces in which accepted requests may wait for their delivery, besides those of routes that accept requests.
 #[derive(Default)]
@@ -76,9 +74,8 @@ pub(super) struct Shared {
     pub(super) unspooled: LogThrottle,
     /// For requests that another gate has claimed in the same store.
     same_store: LogThrottle,
-    /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
-    /// Held for reading while the store is asked for a claim.
-    pub(super) retired: Arc<RwLock<Vec<RulesDigest>>>,
+    /// Which of the rules that this process has made identities by are in force.
+    pub(super) rules: RulesInForce,
     /// The rules of the present gate that another gate of the store has replaced: nothing is claimed by them for now.
     pub(super) replaced: ArcSwap<Vec<RulesDigest>>,
     /// The routes to which retries come: those of the newest gate, and during a reload those of its successor too. Nothing
@@ -126,7 +123,7 @@ impl Shared {
             unreadable: LogThrottle::each_minute(),
             unspooled: LogThrottle::default(),
             same_store: LogThrottle::each_minute(),
-            retired: Arc::default(),
+            rules: RulesInForce::default(),
             replaced: ArcSwap::default(),
             newest: ArcSwap::default(),
             via: Via::new(),

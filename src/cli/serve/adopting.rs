@@ -21,7 +21,7 @@ use crate::telemetry::wall_clock;
 /// Between two tries to prepare a store that has gone away.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How long a store is asked for what only makes an advice better: at a reload, claims wait meanwhile.
+/// How long a store is asked for what only makes an advice better: at a reload, claims of the routes that change wait meanwhile.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// How long a start waits for its store before it says so.
@@ -211,7 +211,7 @@ pub(super) async fn at_reload(
         error = failure,
         "the store cannot be prepared for the new configuration: going back to the former one"
     );
-    // Protected requests wait meanwhile, and are refused.
+    // Requests of the routes that were to change wait meanwhile, and are refused.
     readiness.set_claims_stopped(true);
     loop {
         let error = match timeout(patience, go_back(current, next, store, &on_file)).await {

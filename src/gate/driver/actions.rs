@@ -16,7 +16,8 @@ use crate::gate::claim::protected::ProtectedRequest;
 use crate::gate::claim::quota::QuotaPermit;
 use crate::gate::claim::single_flight::{Follower, FoundRecord, Leader, LeaderProgress, Released, Role, Running};
 use crate::gate::inquiry::probe::{ProbeLock, Probed};
-use crate::gate::shared::{RulesDigest, Shared};
+use crate::gate::rules_in_force::Standing;
+use crate::gate::shared::Shared;
 use crate::http::problem::Problem;
 use crate::http::usage::{Account, Permit};
 use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, SettleResult};
@@ -50,8 +51,8 @@ enum Finished {
     Paused(Event),
 }
 
-/// The configuration does not change while it is held; it lists the identity rules that are no longer in force.
-type ConfigGuard = OwnedRwLockReadGuard<Vec<RulesDigest>>;
+/// While it is held, no reload changes whether the rules of the request's identity are in force.
+type ConfigGuard = OwnedRwLockReadGuard<Standing>;
 
 /// An action needs what no action before it has left: a bug. Nothing more can be done for the request.
 #[derive(Debug, PartialEq, Eq)]

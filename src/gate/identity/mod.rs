@@ -6,7 +6,7 @@ pub(super) mod newer_rules;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::shared::RulesDigest;
+use super::rules_in_force::RulesDigest;
 use super::{Gate, Settings};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::idempotency::fingerprint::Recipe;

@@ -22,23 +22,23 @@ impl ActionExecutor {
         if self.unless_barred(Event::Permitted) == Event::Barred {
             return Ok(Some(Event::Barred));
         }
-        let retired = Arc::clone(&self.shared.retired);
+        let standing = Arc::clone(&needed(self.request.as_ref(), REQUEST)?.state.standing);
         if self.quota_permit.is_none()
             && let ControlFlow::Break(event) = self.count()?
         {
             return Ok(event);
         }
-        Ok(match Arc::clone(&retired).try_read_owned() {
+        Ok(match Arc::clone(&standing).try_read_owned() {
             Ok(permission) => Some(self.permitted(permission)),
             Err(_) => {
-                self.begin_operation(async move { Finished::Permitted(retired.read_owned().await) });
+                self.begin_operation(async move { Finished::Permitted(standing.read_owned().await) });
                 None
             }
         })
     }
 
     pub(super) fn permitted(&mut self, permission: ConfigGuard) -> Event {
-        if !self.request.as_ref().is_some_and(|request| request.may_claim(&permission)) {
+        if !self.request.as_ref().is_some_and(|request| request.may_claim(*permission)) {
             return Event::Retired;
         }
         self.permission = Some(permission);
@@ -56,15 +56,16 @@ impl ActionExecutor {
     /// Takes a key, and goes on where that is all there is to it. Otherwise returns the event that follows at once, if one does
     /// before the other gates have been asked.
     fn count(&mut self) -> Result<ControlFlow<Option<Event>>, Missing> {
-        match needed(self.request.as_ref(), REQUEST)?.take_from_quota() {
+        let request = needed(self.request.as_ref(), REQUEST)?;
+        match request.take_from_quota() {
             Ok(QuotaGrant::Permitted(permit)) => {
                 self.quota_permit = permit;
                 Ok(ControlFlow::Continue(()))
             }
             Ok(QuotaGrant::Unconfirmed(permit)) => {
-                let retired = Arc::clone(&self.shared.retired);
+                let standing = Arc::clone(&request.state.standing);
                 self.begin_operation(
-                    async move { Finished::Counted(permit.confirm().await, retired.read_owned().await) },
+                    async move { Finished::Counted(permit.confirm().await, standing.read_owned().await) },
                 );
                 Ok(ControlFlow::Break(None))
             }
