@@ -226,6 +226,12 @@ impl State {
         self.tls.store(settings.tls.as_ref().map(without_http2).map(Arc::new));
     }
 
+    /// Whether it asks for a token.
+    #[must_use]
+    pub fn asks_for_token(&self) -> bool {
+        self.configured.load().tokens.are_demanded()
+    }
+
     /// The files of its certificates, where it encrypts.
     pub fn tls_files(&self) -> Option<TlsFiles> {
         self.tls.load().as_ref().map(|tls| tls.files.clone())

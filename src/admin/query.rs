@@ -10,6 +10,9 @@ pub(super) const DEFAULT_LIMIT: usize = 100;
 /// How many it has at most.
 pub(super) const MAX_LIMIT: usize = 1000;
 
+/// The parameters in whose values a space is usual.
+const MAY_HOLD_SPACE: [&str; 2] = ["scope", "reason"];
+
 /// What records are wanted, `limit=` and `cursor=`, each at most once.
 #[derive(Debug, PartialEq)]
 pub(super) struct Query {
@@ -64,6 +67,10 @@ pub(super) fn pairs(query: Option<&str>) -> Result<Vec<(&str, String)>, Problem>
     let mut pairs: Vec<(&str, String)> = Vec::new();
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        // An encoder of forms writes a space so, and the value would be another.
+        if MAY_HOLD_SPACE.contains(&name) && value.contains('+') {
+            return Err(bad(name, "holds a `+`: write %20 for a space, and %2B for a plus"));
+        }
         let value = decode(value).ok_or_else(|| bad(name, "is not percent-encoded UTF-8"))?;
         if value.contains('\0') {
             return Err(bad(name, NUL));
@@ -153,7 +160,7 @@ mod tests {
     fn a_change_may_give_its_reason() {
         assert_eq!(reason(None).unwrap(), None);
         assert_eq!(reason(Some("reason=twice%20paid")).unwrap().as_deref(), Some("twice paid"));
-        for query in ["reason=a&reason=b", "why=a", "reason=%"] {
+        for query in ["reason=a&reason=b", "why=a", "reason=%", "reason=twice+paid"] {
             assert!(reason(Some(query)).is_err(), "{query}");
         }
     }

@@ -1,6 +1,6 @@
 //! `oncegate audit`: what operators did, through the admin API.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -8,7 +8,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::http_client::{AdminArgs, AdminClient};
-use super::paging::{self, Listing, PagingArgs, members_of, percent_encode};
+use super::paging::{self, Listing, Output, PagingArgs, members_of, percent_encode};
 use super::records;
 use super::table::{Table, text};
 
@@ -45,7 +45,7 @@ pub(super) struct AuditArgs {
 /// Runs `oncegate audit`.
 pub(super) fn run(args: AuditArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut out = io::stdout().lock();
+    let mut out = Output::stdout();
     let listed = runtime.block_on(list(args, &mut out));
     paging::finish(listed, &mut out)?;
     Ok(ExitCode::SUCCESS)

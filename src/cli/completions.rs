@@ -45,8 +45,28 @@ impl ValueEnum for Target {
 /// Prints a script for the shell.
 pub(super) fn run(args: CompletionsArgs) -> anyhow::Result<ExitCode> {
     let Target::Shell(shell) = args.shell else { return man::run(man::ManArgs::default()) };
+    print(&script_for(shell))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn script_for(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "oncegate", &mut script);
-    print(&String::from_utf8_lossy(&script))?;
-    Ok(ExitCode::SUCCESS)
+    let script = String::from_utf8_lossy(&script).into_owned();
+    match shell {
+        // It begins a comment there.
+        Shell::Fish => script.replace(" -s # ", " -s '#' "),
+        _ => script,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_short_option_begins_a_comment_of_fish() {
+        let script = script_for(Shell::Fish);
+        assert!(script.contains(" -s '#' ") && !script.contains(" -s # "), "{script}");
+    }
 }

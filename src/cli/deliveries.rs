@@ -1,6 +1,6 @@
 //! `oncegate deliveries`: accepted requests that are delivered later, through the admin API.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -8,7 +8,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::http_client::{AdminArgs, AdminClient};
-use super::paging::{self, Listing, PagingArgs, percent_encode};
+use super::paging::{self, Listing, Output, PagingArgs, percent_encode, say_done};
 use super::table::{Table, text};
 
 /// List accepted requests that are still to be delivered, or dead; hold the deliveries of a route back, or let them go
@@ -52,7 +52,7 @@ struct RouteArgs {
 /// Runs `oncegate deliveries`.
 pub(super) fn run(args: DeliveriesArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut out = io::stdout().lock();
+    let mut out = Output::stdout();
     let done = runtime.block_on(execute(args, &mut out));
     paging::finish(done, &mut out)?;
     Ok(ExitCode::SUCCESS)
@@ -99,8 +99,7 @@ async fn change(
 ) -> anyhow::Result<()> {
     let body = json!({ "route": route, "reason": reason });
     client.send(Method::POST, &format!("/api/v1/deliveries/{verb}"), Some(&body)).await?;
-    writeln!(out, "{route} {done}")?;
-    Ok(())
+    say_done(|| Ok(writeln!(out, "{route} {done}")?))
 }
 
 fn table() -> Table<7> {

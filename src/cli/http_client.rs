@@ -9,9 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -22,6 +23,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::complain;
+use super::table::shown;
 use crate::config::{Flags, ServerTrust, Sources, client_tls, load_admin, load_admin_address};
 use crate::http::socket::Listen;
 use crate::http::upstream::Io;
@@ -42,33 +44,35 @@ const HTTPS: &str = "https://";
 /// The heading in the help of the options that say how to reach the admin listener.
 const HEADING: &str = "Admin listener";
 
-/// Where the admin listener of a running gate is.
+/// Where the admin listener of a running gate is. What is wrong with a value is found only once it counts: clap reads the variable also
+/// where a flag takes its place.
 #[derive(Args, Debug)]
 pub(super) struct AdminArgs {
     /// The gate's configuration file, whose `[admin]` names the admin listener and its token
-    #[arg(short, long, global = true, help_heading = HEADING, value_name = "FILE", env = super::FILE_VARIABLE)]
+    #[arg(short, long, global = true, help_heading = HEADING, value_name = "FILE", env = super::FILE_VARIABLE, value_parser = any_path())]
     config: Option<PathBuf>,
     /// Where the admin listener is: an address and a port, or an https:// URL of a name and a port [default: 127.0.0.1:9090]
-    #[arg(long, global = true, help_heading = HEADING, value_name = "ADDR", env = "ONCEGATE_ADMIN__LISTEN", value_parser = admin_address)]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "ADDR", env = "ONCEGATE_ADMIN__LISTEN")]
     admin: Option<String>,
     /// A file with the admin listener's token
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN__TOKEN_FILE")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN__TOKEN_FILE", value_parser = any_path())]
     token_file: Option<PathBuf>,
     /// The CA certificates to check the admin listener's certificate with. Default: the certificate named in --config; without
     /// --config, the system's CAs
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_CA")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_CA", value_parser = any_path())]
     admin_ca: Option<PathBuf>,
     /// The certificate to show to an admin listener with `client_ca`
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_CERT")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_CERT", value_parser = any_path())]
     admin_cert: Option<PathBuf>,
     /// The key of --admin-cert
-    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_KEY")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "ONCEGATE_ADMIN_KEY", value_parser = any_path())]
     admin_key: Option<PathBuf>,
 }
 
 impl AdminArgs {
     /// A client of that listener.
     pub(super) fn client(self) -> anyhow::Result<AdminClient> {
+        self.check()?;
         let token = self.token_file.clone().map(read_token).transpose()?;
         let settings = match &self.config {
             Some(config) => match load_admin(Sources::of_process(Some(config.clone()), Flags::default())) {
@@ -93,6 +97,26 @@ impl AdminArgs {
         AdminClient::new(&address, token.as_deref(), self.tls(&address, own)?)
     }
 
+    /// Checks the values that count.
+    fn check(&self) -> anyhow::Result<()> {
+        let Self { config, admin, token_file, admin_ca, admin_cert, admin_key } = self;
+        for (file, flag, variable) in [
+            (config, "--config", super::FILE_VARIABLE),
+            (token_file, "--token-file", "ONCEGATE_ADMIN__TOKEN_FILE"),
+            (admin_ca, "--admin-ca", "ONCEGATE_ADMIN_CA"),
+            (admin_cert, "--admin-cert", "ONCEGATE_ADMIN_CERT"),
+            (admin_key, "--admin-key", "ONCEGATE_ADMIN_KEY"),
+        ] {
+            if file.as_ref().is_some_and(|file| file.as_os_str().is_empty()) {
+                bail!(WrongParameter(format!("{flag}, or {variable}, is empty: leave it out, or name a file")));
+            }
+        }
+        match admin.as_deref().map(admin_address) {
+            Some(Err(wrong)) => bail!(WrongParameter(format!("--admin, or ONCEGATE_ADMIN__LISTEN: {wrong}"))),
+            _ => Ok(()),
+        }
+    }
+
     /// Whom to believe where `[admin]` cannot be read, such as by somebody who may not read its key: a token must not go in the clear to a
     /// listener that encrypts.
     fn believed_of_unreadable(&self) -> anyhow::Result<Option<ServerTrust>> {
@@ -109,6 +133,7 @@ impl AdminArgs {
     /// A client of that listener that shows no token, for what asks for none. A configuration that the gate would refuse
     /// does not matter: the gate goes on with the former one.
     pub(super) fn client_without_token(self) -> anyhow::Result<AdminClient> {
+        self.check()?;
         let known = self.config.clone().map(|config| {
             let known = load_admin_address(Sources::of_process(Some(config), Flags::default()));
             known.map(|(listen, is_encrypted)| (reachable(&listen), is_encrypted))
@@ -118,7 +143,9 @@ impl AdminArgs {
             (None, None) => (DEFAULT_ADDRESS.to_owned(), false),
             (None, Some(Ok((address, is_encrypted)))) => (address?, is_encrypted),
             (None, Some(Err(problems))) => {
-                complain(&format!("{problems}: asking at {DEFAULT_ADDRESS}"));
+                complain(&format!(
+                    "{problems}\noncegate: it does not say where the admin listener is; asking at {DEFAULT_ADDRESS}"
+                ));
                 (DEFAULT_ADDRESS.to_owned(), false)
             }
         };
@@ -135,12 +162,25 @@ impl AdminArgs {
             bail!(WrongParameter(pair.to_owned()));
         }
         let is_meant = configured.is_some() || admin_ca.is_some() || admin_cert.is_some();
-        if address.starts_with("http://") || !is_meant && !address.starts_with(HTTPS) {
+        if address.starts_with("http://") {
+            if admin_ca.is_some() || admin_cert.is_some() {
+                let unused = "an http:// listener does not encrypt, and has no use for --admin-ca, --admin-cert and --admin-key: \
+                              write https:// in --admin, or leave them and their variables out";
+                bail!(WrongParameter(unused.to_owned()));
+            }
+            return Ok(None);
+        }
+        if !is_meant && !address.starts_with(HTTPS) {
             return Ok(None);
         }
         let believed = admin_ca.map(ServerTrust::SignedBy).or(configured).unwrap_or(ServerTrust::SignedBySystem);
         client_tls(believed, admin_cert, admin_key).map(Some).map_err(|wrong| anyhow!(wrong))
     }
+}
+
+/// A path that may be empty.
+fn any_path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }
 
 /// Whether the other end says that the certificate shown to it is missing or not to be believed. With TLS 1.3 it says so once
@@ -152,10 +192,10 @@ fn is_refused_certificate(error: &anyhow::Error) -> bool {
 }
 
 /// The value of --admin, which names a host and a port.
-fn admin_address(text: &str) -> Result<String, String> {
+fn admin_address(text: &str) -> Result<(), String> {
     let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
     match bare(text).rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && !host.contains(['/', '@']) && is_port(port) => Ok(text.to_owned()),
+        Some((host, port)) if !host.is_empty() && !host.contains(['/', '@']) && is_port(port) => Ok(()),
         _ => Err("give an address and a port, such as 127.0.0.1:9090 or https://gate.internal:9090".to_owned()),
     }
 }
@@ -220,6 +260,9 @@ fn read_token(file: PathBuf) -> anyhow::Result<String> {
     Ok(token.to_owned())
 }
 
+/// What is said of a change whose answer is lost. To make it again could be a second change: the key may be claimed anew meanwhile.
+const IN_DOUBT: &str = "the change may have been made: see `oncegate audit` before you repeat it";
+
 /// The gate cannot be reached: it was asked nothing.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -228,7 +271,7 @@ pub(super) struct NotConnected(String);
 /// The gate finds that what it was asked makes no sense.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct WrongParameter(String);
+pub(super) struct WrongParameter(pub(super) String);
 
 /// Sends requests to one admin listener, each on a connection of its own.
 pub(super) struct AdminClient {
@@ -253,9 +296,15 @@ impl AdminClient {
         Ok(Self { address: bare(address).to_owned(), authorization, tls, is_recognized: OnceCell::new() })
     }
 
-    /// The JSON of a successful answer; `Value::Null` where it has no body.
+    /// The JSON of a successful answer; `Value::Null` where it has no body. An error says so where what was asked for may have been done.
     pub(super) async fn send(&self, method: Method, target: &str, body: Option<&Value>) -> anyhow::Result<Value> {
-        let (status, body) = self.exchange_within(TIMEOUT, method, target, body).await?;
+        let changes = method != Method::GET && body.is_none_or(|body| body["dry_run"] != true);
+        let (status, body) = self.exchange_within(TIMEOUT, method, target, body).await.map_err(|error| {
+            match changes && !error.is::<NotConnected>() {
+                true => error.context(IN_DOUBT),
+                false => error,
+            }
+        })?;
         if !status.is_success() {
             let refusal = self.refusal(status, &body);
             // What it asks comes from the command line.
@@ -345,7 +394,10 @@ impl AdminClient {
         let body = Limited::new(answer.into_body(), MAX_ANSWER)
             .collect()
             .await
-            .map_err(|error| anyhow!(error).context(broken()))?
+            .map_err(|error| match error.is::<LengthLimitError>() {
+                true => anyhow!("the answer of {} is larger than {} MiB", self.address, MAX_ANSWER >> 20),
+                false => anyhow!(error).context(broken()),
+            })?
             .to_bytes();
         connection.abort();
         Ok((status, body))
@@ -394,7 +446,7 @@ impl AdminClient {
             return self.stranger(status);
         };
         let hint = if status == StatusCode::UNAUTHORIZED { "; give the token with --token-file" } else { "" };
-        format!("{code}: {detail}{hint}")
+        shown(&format!("{code}: {detail}{hint}"))
     }
 
     fn stranger(&self, status: StatusCode) -> String {
@@ -404,18 +456,50 @@ impl AdminClient {
 
 #[cfg(test)]
 mod tests {
-    use super::{admin_address, in_options};
+    use super::{AdminArgs, AdminClient, WrongParameter, admin_address, in_options};
 
     #[test]
     fn an_admin_address_is_a_host_and_a_port() {
         for address in ["127.0.0.1:9090", "[::1]:9090", "http://gate:9090", "https://gate.internal:9090"] {
-            assert_eq!(admin_address(address), Ok(address.to_owned()));
+            assert_eq!(admin_address(address), Ok(()), "{address}");
         }
         for wrong in ["", "gate", ":9090", "gate:0", "gate:70000", "http://gate:9090/x", "http://user:secret@gate:9090"]
         {
             let said = admin_address(wrong).unwrap_err();
             assert!(!said.contains("secret") && !said.contains("gate:9090/x"), "{wrong}: {said}");
         }
+    }
+
+    fn asked(args: &[&str]) -> anyhow::Result<AdminClient> {
+        #[derive(clap::Parser)]
+        struct Asked {
+            #[command(flatten)]
+            admin: AdminArgs,
+        }
+        <Asked as clap::Parser>::try_parse_from([&["oncegate"], args].concat()).unwrap().admin.client()
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_a_wrong_command_line() {
+        for (args, said) in [
+            (&["--admin", "nonsense"][..], "--admin, or ONCEGATE_ADMIN__LISTEN: give an address and a port"),
+            (&["--admin", "http://:9090"], "--admin"),
+            (&["--admin", "127.0.0.1:0"], "--admin"),
+            (&["--admin", "https://gate/x:9090"], "--admin"),
+            (&["--admin", "systemd:admin"], "--admin"),
+            (&["--config", ""], "--config, or ONCEGATE_CONFIG, is empty"),
+            (&["--admin-cert", "cert.pem"], "go together"),
+            // They would be ignored, and the token sent in the clear.
+            (&["--admin", "http://127.0.0.1:9090", "--admin-ca", "ca.pem"], "does not encrypt"),
+            (
+                &["--admin", "http://127.0.0.1:9090", "--admin-cert", "c.pem", "--admin-key", "k.pem"],
+                "does not encrypt",
+            ),
+        ] {
+            let wrong = asked(args).err().unwrap().downcast::<WrongParameter>().unwrap();
+            assert!(wrong.0.contains(said), "{args:?}: {}", wrong.0);
+        }
+        assert!(asked(&["--admin", "http://127.0.0.1:9090"]).is_ok());
     }
 
     #[test]

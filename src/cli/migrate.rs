@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{anyhow, bail};
 use clap::Args;
 
+use super::http_client::WrongParameter;
 use super::{BAD_CONFIGURATION, FileArgs, complain, print, report};
 use crate::config::{Flags, Postgres, Sources, Store, load_store};
 use crate::store::postgres::layout::join;
@@ -113,7 +114,10 @@ fn move_between(args: MigrateArgs) -> anyhow::Result<ExitCode> {
         match load_store(Sources::of_process(file.clone(), flags)) {
             Ok((Store::Postgres(database), _)) => lists.push(vec![*database]),
             Ok((Store::Databases(databases), _)) => lists.push(databases),
-            Ok(_) => bail!("--from and --to name PostgreSQL databases\n  hint: write postgres://USER@HOST/DATABASE"),
+            Ok(_) => {
+                let wrong = "--from and --to name PostgreSQL databases\n  hint: write postgres://USER@HOST/DATABASE";
+                bail!(WrongParameter(wrong.to_owned()));
+            }
             Err(problems) => {
                 complain(&report(&problems, file.as_deref()));
                 return Ok(ExitCode::from(BAD_CONFIGURATION));

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use http::Method;
 use serde_json::Value;
@@ -64,13 +64,16 @@ impl<const N: usize> Listing<N> {
         let mut list = if args.json { List::Json { member, is_begun: false } } else { List::Table(table, row) };
         let also = loop {
             let limit = left.min(PAGE);
-            let cursor = next.map(|next| format!("&cursor={}", percent_encode(&next))).unwrap_or_default();
+            let cursor = next.as_ref().map(|next| format!("&cursor={}", percent_encode(next))).unwrap_or_default();
             let page = client.send(Method::GET, &format!("{path}?limit={limit}{filter}{cursor}"), None).await?;
             let found = members_of(&page, member)?;
             list.write(found, out)?;
             is_empty &= found.is_empty();
             left = left.saturating_sub(found.len());
-            next = page["next"].as_str().map(ToOwned::to_owned);
+            let former = std::mem::replace(&mut next, page["next"].as_str().map(ToOwned::to_owned));
+            if former.is_some() && former == next {
+                bail!("the gate gives the same page again: what it lists after it is not known");
+            }
             if next.is_none() || left == 0 {
                 break also.map(|also| (also, page[also].clone()));
             }
@@ -107,6 +110,38 @@ pub(super) fn percent_encode(text: &str) -> String {
         }
         encoded
     })
+}
+
+/// Standard output, whose errors say that it failed, and not the gate.
+pub(super) struct Output<W>(pub(super) W);
+
+impl Output<io::StdoutLock<'static>> {
+    pub(super) fn stdout() -> Self {
+        Self(io::stdout().lock())
+    }
+}
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(unwritten)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(unwritten)
+    }
+}
+
+fn unwritten(error: io::Error) -> io::Error {
+    match error.kind() {
+        // Whoever writes tries again.
+        io::ErrorKind::Interrupted => error,
+        kind => io::Error::new(kind, format!("cannot write the output: {error}")),
+    }
+}
+
+/// Writes what the gate did to records. Where that fails, the error says that it was done.
+pub(super) fn say_done(write: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    write().context("the change was made")
 }
 
 /// Writes all that was asked for. A reader that went away wanted no more.

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::audit;
 use super::http_client::{AdminArgs, AdminClient};
-use super::paging::{self, Listing, PagingArgs, members_of, percent_encode};
+use super::paging::{self, Listing, Output, PagingArgs, members_of, percent_encode};
 use crate::admin;
 use crate::idempotency::record::State;
 use crate::store::IdPrefix;
@@ -205,7 +205,7 @@ pub fn run(args: RecordsArgs) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("the runtime could not be started")?;
-    let mut out = io::stdout().lock();
+    let mut out = Output::stdout();
     let executed = runtime.block_on(execute(args, &mut out, &ask));
     paging::finish(executed, &mut out)?;
     Ok(ExitCode::SUCCESS)

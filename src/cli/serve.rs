@@ -255,7 +255,7 @@ impl Serving {
         let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
         let lost = std::mem::take(&mut opened.lost);
         let Remembering { store, cached, resealer, finder } = caching::before(opened, &config, keyring, &metrics)?;
-        metrics.leases_expired(lost.len());
+        let lost = worker::count_lost(&*store, &metrics, lost).await;
         worker::report_lost(&*store, &lost).await;
         if config.router.routes().iter().any(|route| route.policy.quota.is_some()) {
             match store.quotas() {

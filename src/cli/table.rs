@@ -59,6 +59,11 @@ pub(super) fn text(value: &Value) -> String {
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
+    shown(&text)
+}
+
+/// A text from elsewhere, as a terminal may get it.
+pub(super) fn shown(text: &str) -> String {
     text.chars().fold(String::new(), |mut shown, c| {
         if c.is_control() || is_reordering(c) {
             shown.extend(c.escape_unicode())

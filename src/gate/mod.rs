@@ -316,12 +316,10 @@ impl Gate {
         };
         // Whatever is still to come must not begin an attempt.
         self.shared.drain.end();
-        // What is known of observed requests is lost with the process: it waits a moment, and is not worth more.
-        let _ = tokio::time::timeout(self.settings.settle_timeout, self.shared.evaluations.closed()).await;
-        if !ended {
-            // What remains is to write that, and a store that is away may never come back.
-            let _ = tokio::time::timeout(self.settings.settle_timeout, self.shared.drain.requests.closed()).await;
-        }
+        // What remains is to write that, and a store that is away may never come back. What is known of observed requests is lost
+        // with the process: it waits as long, and is not worth more.
+        let written = async { tokio::join!(self.shared.drain.requests.closed(), self.shared.evaluations.closed()) };
+        let _ = tokio::time::timeout(self.settings.settle_timeout, written).await;
         ended
     }
 

@@ -164,7 +164,9 @@ pub(super) async fn forward(
     };
     // Its headers go on before it is sent. Who it counts for matters where connections are scarce.
     let known = upstream.is_scarce().then(|| head.party(options.scope));
-    let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
+    // HTTP/2 has bodies without a length, and hyper sends none with GET and HEAD unless the head says that there is one.
+    let is_chunked = head.headers.contains_key(TRANSFER_ENCODING)
+        || progress.is_some() && !head.headers.contains_key(CONTENT_LENGTH);
     // Met where the body has come; an older client does not know what it says (RFC 9110, 10.1.1).
     if progress.is_none() || head.version < Version::HTTP_11 {
         head.headers.remove(EXPECT);

@@ -15,6 +15,13 @@ const QUIET: Duration = Duration::from_secs(2);
 /// How often an operation that fails now and then is reported at most.
 const REMINDER: Duration = Duration::from_secs(60);
 
+/// How often the cause of an outage is compared with the one in the log: what a connection that breaks says of it is not what the next
+/// ones meet.
+const COMPARISON: Duration = Duration::from_secs(5);
+
+/// How many causes of one outage the log has at most.
+const MOST_CAUSES: usize = 8;
+
 /// What an operation of the store is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
@@ -63,6 +70,9 @@ struct Outage {
     claims_before: u64,
     /// Whether the heartbeat failed too. If not, as on a full disk, it does not show by itself that claims work again.
     has_stopped_heartbeat: bool,
+    /// The causes that stand in the log, and when to compare them again.
+    causes: Vec<String>,
+    compare_at: Instant,
 }
 
 /// What is logged.
@@ -114,6 +124,7 @@ impl StoreHealth {
         let (name, database) = (operation.name, self.database.as_deref());
         match self.after_failure(operation, error.cause().kind) {
             Some(HealthEvent::OutageBegan) => {
+                self.note_cause(error);
                 let fate = "get 503 store-unavailable, and routes with store_failure = `forward` run them unprotected";
                 let (what, whose) = match self.has_others {
                     true => ("one database of the store", "whose keys are there"),
@@ -129,7 +140,34 @@ impl StoreHealth {
             Some(_) => {
                 tracing::warn!(database, operation = name, %error, "an operation of the store fails; trying again")
             }
+            None if matches!(operation.role, Role::Claims | Role::Heartbeat) && self.has_another_cause(error) => {
+                tracing::warn!(database, operation = name, %error, "the store still fails, for another cause than before");
+            }
             None => tracing::debug!(database, operation = name, %error, "the store failed"),
+        }
+    }
+
+    /// Whether an outage goes on for a cause that is not in the log.
+    fn has_another_cause(&self, error: &Error) -> bool {
+        if !self.is_out.load(Relaxed) {
+            return false;
+        }
+        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let Some(outage) = outage.as_mut().filter(|outage| outage.compare_at <= now) else { return false };
+        outage.compare_at = now + COMPARISON;
+        let cause = error.cause().source.to_string();
+        let is_other = outage.causes.len() < MOST_CAUSES && !outage.causes.contains(&cause);
+        if is_other {
+            outage.causes.push(cause);
+        }
+        is_other
+    }
+
+    /// The log has this cause of the outage.
+    fn note_cause(&self, error: &Error) {
+        if let Some(outage) = &mut *self.outage.lock().unwrap_or_else(PoisonError::into_inner) {
+            outage.causes.push(error.cause().source.to_string());
         }
     }
 
@@ -200,6 +238,8 @@ impl StoreHealth {
                     claims_failed: u64::from(is_claim),
                     claims_before: claims,
                     has_stopped_heartbeat: is_heartbeat,
+                    causes: Vec::new(),
+                    compare_at: now + COMPARISON,
                 });
                 self.is_out.store(true, Relaxed);
                 Some(HealthEvent::OutageBegan)
@@ -217,6 +257,7 @@ impl StoreHealth {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Cause;
 
     const DOWN: ErrorKind = ErrorKind::Unavailable;
 
@@ -261,6 +302,27 @@ mod tests {
         let over = HealthEvent::OutageOver { lasted: Duration::from_secs(12), claims_failed: 11 };
         assert_eq!(health.after_success(&expire_leases), Some(over));
         assert_eq!(health.after_success(&claim), None);
+    }
+
+    /// What breaks a connection is not why there is no other.
+    #[tokio::test(start_paused = true)]
+    async fn another_cause_of_an_outage_is_one_more_line() {
+        let Fake { health, claim, .. } = store();
+        let error = |cause: &str| Error::Determinate(Cause { kind: DOWN, source: cause.into() });
+        health.failed(&claim, &error("connection closed"));
+        assert!(!health.has_another_cause(&error("password authentication failed")), "the first moments are one story");
+        tokio::time::advance(COMPARISON).await;
+        assert!(!health.has_another_cause(&error("connection closed")));
+        tokio::time::advance(COMPARISON).await;
+        assert!(health.has_another_cause(&error("password authentication failed")));
+        for cause in ["password authentication failed", "connection closed"] {
+            tokio::time::advance(COMPARISON).await;
+            assert!(!health.has_another_cause(&error(cause)), "the log has it");
+        }
+        for number in 0..2 * MOST_CAUSES {
+            tokio::time::advance(COMPARISON).await;
+            assert_eq!(health.has_another_cause(&error(&number.to_string())), number + 2 < MOST_CAUSES);
+        }
     }
 
     #[tokio::test(start_paused = true)]

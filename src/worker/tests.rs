@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::idempotency::record::{AttemptToken, RecordId, Version};
+use crate::idempotency::record::{AttemptToken, RecordId, State, Version};
 use crate::store::deliveries::{Deliveries, DeliveryChange, Lane, NewDelivery, Take};
 use crate::store::memory::Memory;
 use crate::store::{
@@ -207,6 +207,29 @@ async fn a_request_that_ran_after_all_is_not_dead_for_long() {
     store.settle(id, attempt, end).await.unwrap();
     sleep(Duration::from_secs(15)).await;
     assert!(store.delivery(id).await.unwrap().is_none());
+}
+
+/// No operator can resolve it, and alerts would fire.
+#[tokio::test(start_paused = true)]
+async fn a_shadow_whose_gate_went_away_is_completed_and_no_attempt_was_lost() {
+    let (store, minute) = (Arc::new(Memory::new()), Duration::from_secs(60));
+    let origin = Origin { service: "shop".into(), namespace: "pay".into(), route: "pay".into() };
+    let origins = [origin.clone().shadow(), origin];
+    store.adopt(origins.to_vec(), Vec::new(), false).await.unwrap();
+    for (number, origin) in (1..).zip(&origins) {
+        let (attempt, head) = (AttemptToken([number; 16]), Bytes::from_static(b"head"));
+        let new =
+            NewRecord { attempt, origin: origin.id(), lease: Duration::ZERO, ttl: minute, unknown_ttl: minute, head };
+        store.claim(RecordId([number; 32]), new).await.unwrap();
+    }
+    let (metrics, (_stop, shutdown)) = (Metrics::new(), watch::channel(false));
+    let _worker = spawn(store.clone(), None, metrics.clone(), Settings::default(), shutdown);
+    sleep(Duration::from_millis(100)).await;
+    let state = async |number| store.get(RecordId([number; 32])).await.unwrap().unwrap().record.state;
+    assert_eq!((state(1).await, state(2).await), (State::Completed, State::Unknown));
+    assert!(metrics.encode().contains("oncegate_leases_expired_total 1\n"));
+    let shadow = store.get(RecordId([1; 32])).await.unwrap().unwrap();
+    assert!(shadow.record.until <= shadow.now.plus(minute), "it ends as it would have");
 }
 
 #[tokio::test(start_paused = true)]

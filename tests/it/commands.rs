@@ -130,6 +130,65 @@ fn an_output_that_cannot_be_written_is_no_success() {
     }
 }
 
+#[test]
+fn a_change_that_is_made_and_cannot_be_reported_is_reported_as_made() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    gate.post("/charges", "paid", "{}").expect(200, "executed");
+    let id = gate.records("key=paid")[0]["id"].as_str().expect("an id").to_owned();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
+    let purge = command.args(["records", "purge", &id, "--admin", &gate.admin.to_string(), "--reason", "x"]);
+    let output = purge.stdout(full).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let said = both(&output);
+    assert!(said.starts_with("oncegate: the change was made: cannot write the output: No space left"), "{said}");
+    assert_eq!(gate.states("paid").len(), 0);
+}
+
+/// Repeated, it could remove the record of a retry.
+#[test]
+fn a_change_whose_answer_is_lost_may_have_been_made() {
+    let service = Upstream::start(|request| match request.start_line().starts_with("GET /livez ") {
+        true => Reply::ok(r#"{"status":"live"}"#),
+        false => Reply::default().pause(Duration::from_millis(1)).reset(),
+    });
+    let (address, id) = (service.address.to_string(), "0".repeat(64));
+    let in_doubt = |args: &[&str]| {
+        let output = oncegate(&[args, &["--admin", &*address]].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", both(&output));
+        both(&output).contains("the change may have been made: see `oncegate audit` before you repeat it")
+    };
+    for command in [
+        &["records", "purge", &id, "--reason", "x"][..],
+        &["records", "resolve", &id, "--release", "--reason", "x"],
+        &["records", "retry", &id, "--reason", "x"],
+        &["records", "purge", "--all", "--yes", "--reason", "x"],
+        &["deliveries", "pause", "charge"],
+    ] {
+        assert!(in_doubt(command), "{command:?}");
+    }
+    for command in [&["records", "list"][..], &["records", "purge", "--all", "--dry-run"]] {
+        assert!(!in_doubt(command), "{command:?}");
+    }
+}
+
+#[test]
+fn a_flag_takes_the_place_of_a_variable_whatever_that_holds() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let admin = gate.admin.to_string();
+    for command in [&["records", "list"][..], &["deliveries", "list"], &["audit"]] {
+        for args in
+            [[command, &["--admin", &*admin]].concat(), [&command[..1], &["--admin", &admin], &command[1..]].concat()]
+        {
+            let mut oncegate = Command::new(env!("CARGO_BIN_EXE_oncegate"));
+            let output = oncegate.args(&args).env("ONCEGATE_ADMIN__LISTEN", "systemd:admin").output().expect("it runs");
+            assert!(output.status.success(), "{args:?}: {}", both(&output));
+        }
+    }
+}
+
 /// Read all the same, it would name another store.
 #[test]
 fn a_variable_that_is_not_utf8_is_a_problem() {

@@ -349,18 +349,29 @@ fn what_is_under_way_at_the_end_is_answered() {
     gate.stop();
 }
 
-/// Bodies of unknown length are sent in chunks to an upstream of HTTP/1.1.
+/// Bodies of unknown length are sent in chunks to an upstream of HTTP/1.1, with each method.
 #[test]
 fn bodies_without_a_length_are_chunked() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
-    let gate = Gate::before(&upstream).start();
+    let routes = ["protect", "observe", "pass"].map(|mode| {
+        format!(
+            "[[routes]]\nname = \"{mode}\"\nmethods = [\"GET\", \"HEAD\", \"POST\"]\npath = \"/{mode}\"\nmode = \"{mode}\"\n"
+        )
+    });
+    let gate = Gate::before(&upstream).routes(&routes.concat()).start();
     let mut client = Http2::connect(&gate);
-    let pieces = ["a", "b", "c"].map(|piece| Ok(http_body::Frame::data(bytes::Bytes::from(piece))));
-    let body = StreamBody::new(futures_util::stream::iter(pieces)).boxed();
-    let answer = client.try_send(post("/x").body(body).unwrap()).unwrap();
-    assert_eq!(answer.status, 200);
-    let seen = upstream.last();
-    assert_eq!((&seen.body.bytes[..], seen.head.get("transfer-encoding").as_deref()), (&b"abc"[..], Some("chunked")));
+    for method in ["POST", "GET", "HEAD", "DELETE"] {
+        for path in ["unrouted", "protect", "observe", "pass"] {
+            let pieces = ["a", "b", "c"].map(|piece| Ok(http_body::Frame::data(bytes::Bytes::from(piece))));
+            let body = StreamBody::new(futures_util::stream::iter(pieces)).boxed();
+            let request = Request::builder().method(method).uri(format!("http://gate.test/{path}"));
+            let answer = client.try_send(request.body(body).unwrap()).unwrap();
+            assert_eq!(answer.status, 200, "{method} {path}");
+            let (seen, chunked) = (upstream.last(), Some("chunked".to_owned()));
+            let arrived = (&seen.body.bytes[..], seen.head.get("transfer-encoding"));
+            assert_eq!(arrived, (&b"abc"[..], chunked), "{method} {path}");
+        }
+    }
 }
 
 /// Some clients take a reset behind an answer for a failure of the answer.

@@ -181,6 +181,28 @@ fn a_reload_with_a_token_that_the_gate_does_not_know_says_what_to_do() {
     eventually("the token is taken up", || (reload().0 == 0).then_some(()));
 }
 
+#[test]
+fn a_reload_that_opens_the_admin_listener_says_so() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let token = plan.path("token");
+    std::fs::write(&token, "0123456789abcdef0123456789abcdef").expect("written");
+    let gate = plan.admin(&format!("token_file = {token:?}")).start();
+    let (admin, config) = (gate.admin.to_string(), config_of(&gate.plan));
+    let reload = || oncegate(&["reload", "--admin", &admin, "--token-file", &token.to_string_lossy()]);
+    assert_eq!(reload(), (0, "reloaded; routes: 1\n".to_owned(), String::new()));
+    let guarded = std::fs::read_to_string(&config).expect("a configuration");
+    let open: String = guarded
+        .lines()
+        .filter(|line| !line.starts_with("token_file"))
+        .fold(String::new(), |all, line| all + line + "\n");
+    std::fs::write(&config, open).expect("written");
+    let (status, _, error) = reload();
+    assert_eq!(status, 0, "{error}");
+    assert!(error.starts_with("oncegate: warning: the admin listener no longer asks for a token"), "{error}");
+    assert_eq!(reload().2, "", "it is said once");
+}
+
 /// What a balancer needs: it hears that the gate is not ready while that still takes requests.
 #[test]
 fn a_gate_that_stops_takes_requests_until_balancers_have_noticed() {

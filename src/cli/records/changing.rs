@@ -1,7 +1,8 @@
 //! `oncegate records resolve` and `purge`: one record, or all that a filter finds.
 
+use std::fs::File;
 use std::future::pending;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::pin::pin;
 
 use anyhow::{Context, anyhow, bail};
@@ -22,8 +23,11 @@ use super::{
 };
 use crate::cli::complain;
 use crate::cli::http_client::AdminClient;
-use crate::cli::paging::note_unknown_route;
+use crate::cli::paging::{note_unknown_route, say_done};
 use crate::cli::table::text;
+
+/// Largest body of an answer, in bytes: more than the gate takes, in which it is written as base64.
+const MOST_BODY: u64 = 32 << 20;
 
 pub(super) const PURGE_USAGE: &str = "oncegate records purge [--reason <TEXT>] <ID>
        oncegate records purge --reason <TEXT> <FILTER>... [--yes]
@@ -71,7 +75,7 @@ pub(super) async fn purge(
             true => "discarded: this accepted request is not delivered; its key is free",
             false => "removed: its key is free; an attempt that still runs is not stopped",
         };
-        writeln!(out, "{id} {done}")?;
+        say_done(|| Ok(writeln!(out, "{id} {done}")?))?;
     }
     Ok(())
 }
@@ -118,7 +122,7 @@ pub(super) async fn resolve(
             }
             Ok(Some(_)) => "released: its request is queued, and a gate delivers it".to_owned(),
         };
-        writeln!(out, "{id} {done}")?;
+        say_done(|| Ok(writeln!(out, "{id} {done}")?))?;
     }
     Ok(())
 }
@@ -164,8 +168,7 @@ pub(super) async fn retry(
         Ok(Some(route)) => format!(" once the route {route} is resumed"),
         _ => String::new(),
     };
-    writeln!(out, "{id} queued: it is delivered again{when}, with as many attempts as a new one")?;
-    Ok(())
+    say_done(|| Ok(writeln!(out, "{id} queued: it is delivered again{when}, with as many attempts as a new one")?))
 }
 
 /// The route of the accepted request with this id, where its deliveries are paused.
@@ -285,16 +288,19 @@ impl RecordOperation {
         }
         let counts = self.send(client, args, false, as_of).await?;
         let Counts { matched, done, failed, .. } = counts;
-        writeln!(out, "{} {}", self.counted(done), self.done)?;
-        self.say_rest(&counts, "will not be delivered any more", out)?;
-        let others = matched.saturating_sub(done + failed);
-        if others > 0 {
-            writeln!(
-                out,
-                "{} left alone: changed by others meanwhile, or held by an open transaction",
-                self.counted(others)
-            )?;
-        }
+        say_done(|| {
+            writeln!(out, "{} {}", self.counted(done), self.done)?;
+            self.say_rest(&counts, "will not be delivered any more", out)?;
+            let others = matched.saturating_sub(done + failed);
+            if others > 0 {
+                writeln!(
+                    out,
+                    "{} left alone: changed by others meanwhile, or held by an open transaction",
+                    self.counted(others)
+                )?;
+            }
+            Ok(())
+        })?;
         if failed > 0 {
             let failed = self.counted(failed);
             bail!("{failed} could not be {}: the store failed; see the log of `oncegate serve`", self.done);
@@ -417,7 +423,16 @@ fn read_body(body: Option<String>) -> anyhow::Result<Vec<u8>> {
     match body {
         None => Ok(Vec::new()),
         Some(text) => match text.strip_prefix('@') {
-            Some(file) => std::fs::read(file).with_context(|| format!("cannot read the body of {file}")),
+            Some(file) => {
+                let mut body = Vec::new();
+                File::open(file)
+                    .and_then(|opened| opened.take(MOST_BODY + 1).read_to_end(&mut body))
+                    .with_context(|| format!("cannot read the body of {file}"))?;
+                if body.len() as u64 > MOST_BODY {
+                    bail!("{file} has more than {} MiB, which no answer may have", MOST_BODY >> 20);
+                }
+                Ok(body)
+            }
             None => Ok(text.into_bytes()),
         },
     }

@@ -34,6 +34,9 @@ const NOTE: Duration = Duration::from_secs(2);
 
 const NO_ENTRY: &str = "the reload has no audit entry";
 
+/// What a reload says that takes the last token of the admin listener away.
+const OPENED: &str = "the admin listener no longer asks for a token: all that reaches it may change and read records";
+
 /// The log message of a reload that changes nothing.
 const NOT_RELOADED: &str = "the configuration is not reloaded: the gate goes on with the former one";
 
@@ -253,6 +256,7 @@ impl Serving {
         reload.done();
         (self.shutdown_delay, self.drain_timeout) = (config.server.shutdown_delay, config.server.drain_timeout);
         let count = routes.len();
+        let is_opened = self.admin_state.asks_for_token() && config.admin.tokens.is_empty();
         self.admin_state.reload(&config.admin, routes);
         // The new configuration is in force: what fails from here on does not refuse it.
         if let Err(error) = self.log_access_to(access_log).await {
@@ -279,11 +283,18 @@ impl Serving {
             self.summary = summary;
         }
         let needs_restart = changes.into_iter().map(str::to_owned).collect();
+        if is_opened {
+            tracing::warn!("{OPENED}");
+        }
         let warning = match self.resealer.as_ref().filter(|_| is_stricter || !removed.is_empty()) {
             Some(resealer) => missing_keys::warn_at_reload(resealer, &removed).await,
             None => None,
         };
-        Ok(ReloadReport::Reloaded { routes: count, needs_restart, warnings: warning.into_iter().collect() })
+        Ok(ReloadReport::Reloaded {
+            routes: count,
+            needs_restart,
+            warnings: warning.into_iter().chain(is_opened.then(|| OPENED.to_owned())).collect(),
+        })
     }
 }
 

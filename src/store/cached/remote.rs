@@ -29,6 +29,9 @@ const BATCH_TIMEOUT: Duration = Duration::from_millis(25);
 const MIN_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
+/// The shortest time between two outages that the log has.
+const REMINDER: Duration = Duration::from_secs(60);
+
 /// How long a write waits for more writes, if nothing is urgent: a round trip costs as much as many writes. A retry
 /// that meets another gate before that asks the store.
 const LINGER: Duration = Duration::from_millis(10);
@@ -129,6 +132,9 @@ struct Queue {
     /// The pending deletions by record. Until they are done, values of these records are not trusted.
     deleting: HashMap<RecordId, u32>,
     is_down: bool,
+    /// Whether the log has that, and when it last had.
+    is_reported: bool,
+    reported_at: Option<Instant>,
     /// A caller waits for an answer or an invalidation.
     is_urgent: bool,
 }
@@ -302,12 +308,27 @@ impl Shared {
         let lost: VecDeque<CacheOperation> = lost;
         lost.iter().for_each(|write| queue.deleted(write));
         drop(queue);
-        tracing::warn!(error = why, "the cache does not answer: the store is asked instead, until it does");
+        self.report(why);
+    }
+
+    /// Logs that the cache is down, unless that stands in the log already, or an outage did a moment ago: one that is slow now and then
+    /// would fill the log.
+    fn report(&self, why: &str) {
+        let mut queue = self.lock();
+        if !queue.is_reported && queue.reported_at.is_none_or(|last| last.elapsed() >= REMINDER) {
+            (queue.is_reported, queue.reported_at) = (true, Some(Instant::now()));
+            drop(queue);
+            tracing::warn!(error = why, "the cache does not answer: the store is asked instead, until it does");
+        }
     }
 
     fn answered(&self) {
-        self.lock().is_down = false;
-        tracing::info!("the cache answers again");
+        let mut queue = self.lock();
+        queue.is_down = false;
+        if std::mem::take(&mut queue.is_reported) {
+            drop(queue);
+            tracing::info!("the cache answers again");
+        }
     }
 
     /// Counts a lookup as a hit or a miss.
@@ -355,9 +376,7 @@ async fn execute(shared: &Shared, gets: Vec<PendingGet>, writes: Vec<CacheOperat
     let mut batch: Vec<CacheOperation> = gets.iter().map(|get| CacheOperation::Get(get.id)).collect();
     batch.extend(writes);
     let began = Instant::now();
-    let carried = timeout(BATCH_TIMEOUT, shared.remote.execute(&batch)).await;
-    let carried = carried.unwrap_or_else(|_| Err(RemoteError("it does not answer in time".to_owned())));
-    let found: Vec<Option<Option<Bytes>>> = match carried {
+    let found: Vec<Option<Option<Bytes>>> = match execute_within(shared, &batch).await {
         Ok(found) => {
             let mut queue = shared.lock();
             batch.iter().for_each(|write| queue.deleted(write));
@@ -389,6 +408,12 @@ async fn execute(shared: &Shared, gets: Vec<PendingGet>, writes: Vec<CacheOperat
     );
 }
 
+/// Executes a batch within the time that it may take.
+async fn execute_within(shared: &Shared, batch: &[CacheOperation]) -> Result<Vec<Option<Bytes>>, RemoteError> {
+    let executed = timeout(BATCH_TIMEOUT, shared.remote.execute(batch)).await;
+    executed.unwrap_or_else(|_| Err(RemoteError("it does not answer in time".to_owned())))
+}
+
 /// Requeues invalidations, and drops the other operations.
 fn put_back(shared: &Shared, batch: Vec<CacheOperation>) {
     let mut queue = shared.lock();
@@ -414,10 +439,12 @@ async fn wait_until_up(shared: &Shared, first: Duration) -> Duration {
         let asked = std::mem::take(&mut shared.lock().gets);
         drop(asked);
         sleep(pause).await;
-        let probe = [CacheOperation::Get(RecordId([0; 32]))];
-        if matches!(timeout(BATCH_TIMEOUT, shared.remote.execute(&probe)).await, Ok(Ok(_))) {
-            shared.answered();
-            return (pause * 2).min(MAX_BACKOFF);
+        match execute_within(shared, &[CacheOperation::Get(RecordId([0; 32]))]).await {
+            Ok(_) => {
+                shared.answered();
+                return (pause * 2).min(MAX_BACKOFF);
+            }
+            Err(failure) => shared.report(&failure.0),
         }
         pause = (pause * 2).min(MAX_BACKOFF);
     }
