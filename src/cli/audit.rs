@@ -7,6 +7,7 @@ use clap::Args;
 use http::Method;
 use serde_json::Value;
 
+use super::block_on;
 use super::http_client::{AdminArgs, AdminClient};
 use super::paging::{self, Listing, Output, PagingArgs, members_of, percent_encode};
 use super::records;
@@ -44,9 +45,8 @@ pub(super) struct AuditArgs {
 
 /// Runs `oncegate audit`.
 pub(super) fn run(args: AuditArgs) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = Output::stdout();
-    let listed = runtime.block_on(list(args, &mut out));
+    let listed = block_on(list(args, &mut out))?;
     paging::finish(listed, &mut out)?;
     Ok(ExitCode::SUCCESS)
 }

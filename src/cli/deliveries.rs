@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
 
+use super::block_on;
 use super::http_client::{AdminArgs, AdminClient};
 use super::paging::{self, Listing, Output, PagingArgs, percent_encode, say_done};
 use super::table::{Table, text};
@@ -51,9 +52,8 @@ struct RouteArgs {
 
 /// Runs `oncegate deliveries`.
 pub(super) fn run(args: DeliveriesArgs) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = Output::stdout();
-    let done = runtime.block_on(execute(args, &mut out));
+    let done = block_on(execute(args, &mut out))?;
     paging::finish(done, &mut out)?;
     Ok(ExitCode::SUCCESS)
 }

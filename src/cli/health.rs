@@ -9,7 +9,7 @@ use http::{Method, StatusCode};
 use serde_json::Value;
 
 use super::http_client::AdminArgs;
-use super::print;
+use super::{block_on, print};
 
 /// How long the gate may take to answer, in a container or on a host that is busy too.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,10 +28,9 @@ pub(super) struct HealthArgs {
 
 /// Runs `oncegate health`.
 pub(super) fn run(args: HealthArgs) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = args.admin.client_without_token()?;
     let target = if args.store_optional { "/readyz?store=optional" } else { "/readyz" };
-    let (status, bytes) = runtime.block_on(client.exchange_within(TIMEOUT, Method::GET, target, None))?;
+    let (status, bytes) = block_on(client.exchange_within(TIMEOUT, Method::GET, target, None))??;
     let body: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let Some(word) = body["status"].as_str() else { bail!(client.refusal(status, &bytes)) };
     let reason = body["reason"].as_str();

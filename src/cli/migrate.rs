@@ -7,7 +7,7 @@ use anyhow::{anyhow, bail};
 use clap::Args;
 
 use super::http_client::WrongParameter;
-use super::{BAD_CONFIGURATION, FileArgs, complain, print, report};
+use super::{BAD_CONFIGURATION, FileArgs, block_on, complain, print, report};
 use crate::config::{Flags, Postgres, Sources, Store, load_store};
 use crate::store::postgres::layout::join;
 use crate::store::postgres::moving::{Move, MoveError, move_records};
@@ -60,14 +60,10 @@ pub(super) fn run(args: MigrateArgs) -> anyhow::Result<ExitCode> {
         }
         Store::Redis(store) => format!("store redis, {}: nothing to migrate\n", store.servers()),
         Store::Postgres(store) => {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let said = runtime.block_on(postgres(store, args.dry_run));
+            let said = block_on(postgres(store, args.dry_run))?;
             said.map_err(|error| explained(&source, &store.servers(), &error))?
         }
-        Store::Databases(databases) => {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(list(databases, &source, args.dry_run))?
-        }
+        Store::Databases(databases) => block_on(list(databases, &source, args.dry_run))??,
     };
     print(&said)?;
     Ok(ExitCode::SUCCESS)
@@ -126,8 +122,7 @@ fn move_between(args: MigrateArgs) -> anyhow::Result<ExitCode> {
     }
     let named = |database: &Postgres| (database.servers(), database.settings.clone());
     let [from, to] = [0, 1].map(|list: usize| lists[list].iter().map(named).collect::<Vec<_>>());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    block_on(async {
         let flagged =
             |flag: &'static str, list: &[(String, Settings)]| list.iter().map(move |one| (flag, one.clone())).collect();
         let all: [Vec<_>; 2] = [flagged("--from", &from), flagged("--to", &to)];
@@ -145,7 +140,7 @@ fn move_between(args: MigrateArgs) -> anyhow::Result<ExitCode> {
                 anyhow!("{error}\n  hint: the records that were moved stay where they are now; run the same command again to go on")
             }
         })
-    })?;
+    })??;
     Ok(ExitCode::SUCCESS)
 }
 

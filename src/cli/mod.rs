@@ -242,6 +242,15 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Runs the future of a command. A lookup of a name that goes on after it is not waited for.
+fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("the runtime cannot be started")?;
+    let output = runtime.block_on(future);
+    runtime.shutdown_background();
+    Ok(output)
+}
+
 /// An error and its causes, each once: the message of many an error ends with its cause.
 fn describe(error: &anyhow::Error) -> String {
     let mut description = String::new();

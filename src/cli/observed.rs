@@ -9,7 +9,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::http_client::AdminArgs;
-use super::print;
+use super::{block_on, print};
 
 /// How wide the column of labels is.
 const COLUMN: usize = 16;
@@ -30,9 +30,8 @@ pub(super) struct ObservedArgs {
 
 /// Runs `oncegate observed`.
 pub(super) fn run(args: ObservedArgs) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = args.admin.client()?;
-    let report = runtime.block_on(client.send(Method::GET, "/api/v1/observed", None))?;
+    let report = block_on(client.send(Method::GET, "/api/v1/observed", None))??;
     if args.json {
         print(&format!("{report:#}\n"))?;
     } else {

@@ -10,9 +10,9 @@ use clap::{ArgGroup, Args, Subcommand, value_parser};
 use http::Method;
 use serde_json::{Map, Value};
 
-use super::audit;
 use super::http_client::{AdminArgs, AdminClient};
 use super::paging::{self, Listing, Output, PagingArgs, members_of, percent_encode};
+use super::{audit, block_on};
 use crate::admin;
 use crate::idempotency::record::State;
 use crate::store::IdPrefix;
@@ -201,12 +201,8 @@ type Ask = dyn Fn(&str) -> Option<bool>;
 
 /// Runs `oncegate records`.
 pub fn run(args: RecordsArgs) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("the runtime could not be started")?;
     let mut out = Output::stdout();
-    let executed = runtime.block_on(execute(args, &mut out, &ask));
+    let executed = block_on(execute(args, &mut out, &ask))?;
     paging::finish(executed, &mut out)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use http::{Method, StatusCode};
 use serde_json::json;
 
 use super::http_client::{AdminArgs, NotConnected};
-use super::{BAD_CONFIGURATION, complain, describe, print};
+use super::{BAD_CONFIGURATION, block_on, complain, describe, print};
 use crate::admin::ReloadReport;
 use crate::config::Problems;
 
@@ -31,7 +31,6 @@ pub(super) struct ReloadArgs {
 
 /// Runs `oncegate reload`.
 pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = match args.admin.client() {
         Ok(client) => client,
         Err(error) if error.is::<Problems>() => {
@@ -42,7 +41,7 @@ pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
     };
     let nothing = json!({});
     let asked = client.exchange_within(TIMEOUT, Method::POST, "/api/v1/reload", Some(&nothing));
-    let (status, body) = runtime.block_on(asked).map_err(|error| {
+    let (status, body) = block_on(asked)?.map_err(|error| {
         let was_asked = !error.is::<NotConnected>();
         if was_asked {
             return error.context("what came of the reload is not known: see the gate's log");

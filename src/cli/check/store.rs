@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use bytes::Bytes;
 
-use crate::cli::databases;
 use crate::cli::identity_changes::{self, Forgotten, Occasion, Written};
 use crate::cli::serve::durability::Durability;
 use crate::cli::serve::missing_keys;
+use crate::cli::{block_on, databases};
 use crate::config::{self, Resolved, Store as Settings};
 use crate::gate::identity::IdentityRules;
 use crate::gate::identity::coverage::Coverage;
@@ -172,6 +172,5 @@ fn waited_for(
     servers: &str,
     source: &str,
 ) -> anyhow::Result<Option<Looked>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(looking).map(Some).with_context(|| format!("{source}: {servers}"))
+    block_on(looking)?.map(Some).with_context(|| format!("{source}: {servers}"))
 }
