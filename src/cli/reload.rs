@@ -9,6 +9,7 @@ use http::{Method, StatusCode};
 use serde_json::json;
 
 use super::http_client::{AdminArgs, NotConnected};
+use super::paging::say_done;
 use super::{BAD_CONFIGURATION, block_on, complain, describe, print};
 use crate::admin::ReloadReport;
 use crate::config::Problems;
@@ -58,13 +59,13 @@ pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
     }
     match serde_json::from_slice(&body).context("what answers there is not oncegate's admin listener")? {
         ReloadReport::Reloaded { routes, needs_restart, warnings } => {
-            print(&format!("reloaded; routes: {routes}\n"))?;
             if !needs_restart.is_empty() {
                 complain(&format!("oncegate: restart the gate to apply {}", needs_restart.join(", ")));
             }
             for warning in warnings {
                 complain(&format!("oncegate: warning: {warning}"));
             }
+            say_done(|| print(&format!("reloaded; routes: {routes}\n")))?;
             Ok(ExitCode::SUCCESS)
         }
         ReloadReport::Refused { detail, problems } if problems.is_empty() => {

@@ -255,8 +255,7 @@ impl Serving {
         let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
         let lost = std::mem::take(&mut opened.lost);
         let Remembering { store, cached, resealer, finder } = caching::before(opened, &config, keyring, &metrics)?;
-        let lost = worker::count_lost(&*store, &metrics, lost).await;
-        worker::report_lost(&*store, &lost).await;
+        worker::lost_at_start(&*store, &metrics, lost).await;
         if config.router.routes().iter().any(|route| route.policy.quota.is_some()) {
             match store.quotas() {
                 Some(_) => tracing::info!("quotas are counted by all gates together, in Redis"),

@@ -174,7 +174,7 @@ struct RouteState {
     /// What the identities of its records are made by.
     rules: RulesDigest,
     /// Whether those are in force.
-    standing: RulesLock,
+    rules_status: RulesLock,
     /// The tags of the rules by which each of the gate's identifiers makes ids; none where there is one.
     rules_tags: Vec<RulesTag>,
     /// Headers that must reach the upstream, whatever `Connection` lists.
@@ -233,7 +233,7 @@ impl Gate {
             let made_by = rules.first().copied().unwrap_or_default();
             Arc::new(RouteState {
                 rules: made_by,
-                standing: shared.rules.lock_of(made_by),
+                rules_status: shared.rules.lock_of(made_by),
                 rules_tags: rules.iter().filter(|_| rules.len() > 1).map(RulesTag::of).collect(),
                 kept,
                 ignored: IgnoredLog::default(),

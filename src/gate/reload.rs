@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::answer::RETRY_SOON;
 use super::claim::protected::ProtectedRequest;
-use super::rules_in_force::{RulesDigest, RulesLock, Standing};
+use super::rules_in_force::{RulesDigest, RulesLock, RulesStatus};
 use super::shared::Shared;
 use super::{Gate, Settings};
 use crate::http::problem::Problem;
@@ -29,7 +29,7 @@ pub struct Reload {
     retiring: Vec<RulesLock>,
     next_rules: Vec<RulesLock>,
     /// Of the rules that end or come back, each with what becomes of it: nothing is claimed by them meanwhile.
-    changing: Vec<(OwnedRwLockWriteGuard<Standing>, Standing)>,
+    changing: Vec<(OwnedRwLockWriteGuard<RulesStatus>, RulesStatus)>,
     stage: Stage,
 }
 
@@ -107,11 +107,11 @@ impl Reload {
         self.changing = within(patience, async {
             let mut changing = Vec::new();
             for lock in &self.retiring {
-                changing.push((Arc::clone(lock).write_owned().await, Standing::Retired));
+                changing.push((Arc::clone(lock).write_owned().await, RulesStatus::Retired));
             }
             for lock in &self.next_rules {
-                if *lock.read().await == Standing::Retired {
-                    changing.push((Arc::clone(lock).write_owned().await, Standing::InForce));
+                if *lock.read().await == RulesStatus::Retired {
+                    changing.push((Arc::clone(lock).write_owned().await, RulesStatus::InForce));
                 }
             }
             changing
@@ -131,8 +131,8 @@ impl Reload {
     pub fn done(mut self) {
         self.stage = Stage::Done;
         self.shared.newest.store(Arc::new(vec![Arc::clone(&self.next)]));
-        for (standing, becomes) in &mut self.changing {
-            **standing = *becomes;
+        for (status, becomes) in &mut self.changing {
+            **status = *becomes;
         }
     }
 }
@@ -142,8 +142,8 @@ impl Drop for Reload {
         match self.stage {
             Stage::Looking => self.shared.newest.store(Arc::clone(&self.former)),
             Stage::Adopting => {
-                for (standing, _) in self.changing.iter_mut().filter(|(_, becomes)| *becomes == Standing::Retired) {
-                    **standing = Standing::Retired;
+                for (status, _) in self.changing.iter_mut().filter(|(_, becomes)| *becomes == RulesStatus::Retired) {
+                    **status = RulesStatus::Retired;
                 }
             }
             Stage::Done => {}
@@ -157,10 +157,10 @@ async fn within<T>(patience: Duration, waiting: impl Future<Output = T>) -> Resu
 
 /// What a reload, or another gate, means for a request that has not claimed its key yet.
 impl ProtectedRequest {
-    /// Whether a retry would find what this request claims or has kept: by its rules, whose `standing` a reload changes, at every
+    /// Whether a retry would find what this request claims or has kept: by its rules, whose `status` a reload changes, at every
     /// gate of the store, and by the routes to which retries come.
-    pub(super) fn may_claim(&self, standing: Standing) -> bool {
-        standing == Standing::InForce && !self.is_replaced() && self.is_found_after_reload()
+    pub(super) fn may_claim(&self, status: RulesStatus) -> bool {
+        status == RulesStatus::InForce && !self.is_replaced() && self.is_found_after_reload()
     }
 
     /// Whether a retry finds the record that this request would claim, by the routes to which retries come.
@@ -215,12 +215,12 @@ mod tests {
 
     /// Whether a reload has retired the rules of this gate's routes.
     async fn is_retired(gate: &Gate) -> bool {
-        *gate.states["all"].standing.read().await == Standing::Retired
+        *gate.states["all"].rules_status.read().await == RulesStatus::Retired
     }
 
     /// What a request has that waits for its claim.
-    async fn claim(gate: &Gate, route: &str) -> OwnedRwLockReadGuard<Standing> {
-        Arc::clone(&gate.states[route].standing).read_owned().await
+    async fn claim(gate: &Gate, route: &str) -> OwnedRwLockReadGuard<RulesStatus> {
+        Arc::clone(&gate.states[route].rules_status).read_owned().await
     }
 
     /// Whether retries come to the routes of these gates.
@@ -333,5 +333,38 @@ mod tests {
         drop(under_way);
         assert!(timeout(PATIENCE, claim(&gate, "all")).await.is_err());
         assert!(timeout(PATIENCE, claim(&gate, "other")).await.is_ok());
+    }
+
+    /// A reload that gives up has stopped nothing.
+    #[tokio::test(start_paused = true)]
+    async fn where_one_of_two_rules_cannot_be_stopped_the_other_goes_on() {
+        let other = |scope| Route { namespace: "elsewhere".into(), ..route("other", Mode::Protect, scope) };
+        let gate = gate_of(vec![route("all", Mode::Protect, "client-ip"), other("client-ip")]);
+        let router = Router::new(vec![route("all", Mode::Protect, "host"), other("host")]).unwrap();
+        let next = gate.successor(gate.settings.clone(), router, Vec::new(), &Metrics::new());
+        for hung in ["all", "other"] {
+            let mut reload = gate.begin_reload(&next, PATIENCE).await.unwrap();
+            let under_way = claim(&gate, hung).await;
+            assert!(reload.adopt(PATIENCE).await.is_err());
+            for route in ["all", "other"] {
+                assert!(timeout(PATIENCE, claim(&gate, route)).await.is_ok(), "{hung} {route}");
+            }
+            drop((under_way, reload));
+            assert!(has_routes(&gate, &[]));
+        }
+    }
+
+    /// An old request can still hold the rules that two reloads have retired.
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_for_a_claim_when_its_rules_end_finds_them_retired_after_a_second_reload() {
+        let first = gate_of(vec![route("all", Mode::Protect, "host")]);
+        let second = next(&first, "client-ip");
+        replace(&first, &second).await;
+        let third = next(&second, "const:x");
+        replace(&second, &third).await;
+        let rules = first.states["all"].rules;
+        drop(second);
+        assert!(is_retired(&first).await);
+        assert_eq!(*third.shared.rules.lock_of(rules).read().await, RulesStatus::Retired);
     }
 }

@@ -10,7 +10,7 @@ pub(super) type RulesDigest = [u8; 32];
 
 /// Whether keys are found by some rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum RulesStatus {
     #[default]
     InForce,
     /// Former gates made identities by them, and the present one does not.
@@ -18,12 +18,12 @@ pub(super) enum Standing {
 }
 
 /// Held for reading while the store is asked for a claim by these rules, and for writing while a reload changes their
-/// standing. Claims by other rules go on meanwhile.
-pub(super) type RulesLock = Arc<RwLock<Standing>>;
+/// status. Claims by other rules go on meanwhile.
+pub(super) type RulesLock = Arc<RwLock<RulesStatus>>;
 
 /// One lock for each of the rules by which a gate of this process may claim. Rules that no gate has any more are forgotten.
 #[derive(Default)]
-pub(super) struct RulesInForce(Mutex<HashMap<RulesDigest, Weak<RwLock<Standing>>>>);
+pub(super) struct RulesInForce(Mutex<HashMap<RulesDigest, Weak<RwLock<RulesStatus>>>>);
 
 impl RulesInForce {
     /// The lock of these rules, which are in force unless a reload has retired them.
@@ -47,12 +47,12 @@ mod tests {
     fn rules_stay_retired_while_a_gate_has_them_and_no_longer() {
         let rules = RulesInForce::default();
         let lock = rules.lock_of([1; 32]);
-        *lock.try_write().unwrap() = Standing::Retired;
+        *lock.try_write().unwrap() = RulesStatus::Retired;
         let again = rules.lock_of([1; 32]);
-        assert_eq!(*again.try_read().unwrap(), Standing::Retired);
-        assert_eq!(*rules.lock_of([2; 32]).try_read().unwrap(), Standing::InForce);
+        assert_eq!(*again.try_read().unwrap(), RulesStatus::Retired);
+        assert_eq!(*rules.lock_of([2; 32]).try_read().unwrap(), RulesStatus::InForce);
         drop((lock, again));
-        assert_eq!(*rules.lock_of([1; 32]).try_read().unwrap(), Standing::InForce);
+        assert_eq!(*rules.lock_of([1; 32]).try_read().unwrap(), RulesStatus::InForce);
         assert_eq!(rules.0.lock().unwrap().len(), 1, "rules that no gate has are forgotten");
     }
 }

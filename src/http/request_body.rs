@@ -42,6 +42,8 @@ pub struct RequestBody {
     timer: Option<Box<BodyTimer>>,
     /// The name of a trailer that goes no further.
     withheld: Option<HeaderName>,
+    /// What [`Self::begin`] has read of it.
+    first: Option<Box<Result<Frame<Bytes>, ReadError>>>,
 }
 
 /// Why reading a request's body failed.
@@ -68,7 +70,7 @@ impl From<Incoming> for RequestBody {
     /// The body of an HTTP/1.1 request.
     fn from(incoming: Incoming) -> Self {
         let incoming = Received { incoming: Some(incoming), reads_rest: false };
-        Self { incoming, timer: None, withheld: None }
+        Self { incoming, timer: None, withheld: None, first: None }
     }
 }
 
@@ -129,7 +131,18 @@ impl RequestBody {
         }
         let timer = BodyTimer { limits, usage, since: None, waited: Duration::ZERO, bytes: 0, timer: None };
         let incoming = Received { incoming: Some(incoming), reads_rest: true };
-        Self { incoming, timer: Some(Box::new(timer)), withheld: None }
+        Self { incoming, timer: Some(Box::new(timer)), withheld: None, first: None }
+    }
+
+    /// Waits for the first byte or the trailers, or the end of a body that has neither.
+    pub async fn begin(&mut self) {
+        while self.first.is_none() {
+            match self.frame().await {
+                Some(Ok(frame)) if frame.data_ref().is_some_and(Bytes::is_empty) => {}
+                Some(first) => self.first = Some(Box::new(first)),
+                None => return,
+            }
+        }
     }
 
     /// The same, without a trailer of this name.
@@ -210,6 +223,9 @@ impl http_body::Body for RequestBody {
     type Error = ReadError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ReadError>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(*first));
+        }
         let mut polled = self.poll_judged(cx);
         if let Poll::Ready(Some(Ok(frame))) = &mut polled
             && let Some(trailers) = frame.trailers_mut()
@@ -225,7 +241,7 @@ impl http_body::Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.first.is_none() && self.incoming.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -140,7 +140,7 @@ impl StoreHealth {
             Some(_) => {
                 tracing::warn!(database, operation = name, %error, "an operation of the store fails; trying again")
             }
-            None if matches!(operation.role, Role::Claims | Role::Heartbeat) && self.has_another_cause(error) => {
+            None if says_why(operation.role, error.cause().kind) && self.has_another_cause(error) => {
                 tracing::warn!(database, operation = name, %error, "the store still fails, for another cause than before");
             }
             None => tracing::debug!(database, operation = name, %error, "the store failed"),
@@ -251,6 +251,17 @@ impl StoreHealth {
                 Some(HealthEvent::OperationFails)
             }
         }
+    }
+}
+
+/// Whether such a failure says why a store is away.
+fn says_why(role: Role, kind: ErrorKind) -> bool {
+    match role {
+        // They may be of one record alone.
+        Role::Claims => !matches!(kind, ErrorKind::Corrupt | ErrorKind::Moved),
+        // That it has not come back says nothing new.
+        Role::Heartbeat => kind != ErrorKind::Timeout,
+        Role::Background | Role::Foreground => false,
     }
 }
 

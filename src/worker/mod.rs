@@ -19,7 +19,7 @@ use crate::store::Store;
 use crate::store::sealed::Resealer;
 use crate::telemetry::metrics::Metrics;
 
-pub use reaper::{count_lost, report_lost};
+pub use reaper::lost_at_start;
 
 /// How long a worker that panicked waits before it starts again.
 const RESTART_DELAY: Duration = Duration::from_secs(1);

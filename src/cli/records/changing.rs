@@ -288,7 +288,7 @@ impl RecordOperation {
         }
         let counts = self.send(client, args, false, as_of).await?;
         let Counts { matched, done, failed, .. } = counts;
-        say_done(|| {
+        let mut say = || {
             writeln!(out, "{} {}", self.counted(done), self.done)?;
             self.say_rest(&counts, "will not be delivered any more", out)?;
             let others = matched.saturating_sub(done + failed);
@@ -300,12 +300,13 @@ impl RecordOperation {
                 )?;
             }
             Ok(())
-        })?;
+        };
+        let said = if done > 0 { say_done(say) } else { say() };
         if failed > 0 {
             let failed = self.counted(failed);
             bail!("{failed} could not be {}: the store failed; see the log of `oncegate serve`", self.done);
         }
-        Ok(())
+        said
     }
 
     /// Says what it does not do, and what else there is to it. `accepted` is what becomes of accepted requests without a record.

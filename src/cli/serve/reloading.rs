@@ -35,7 +35,8 @@ const NOTE: Duration = Duration::from_secs(2);
 const NO_ENTRY: &str = "the reload has no audit entry";
 
 /// What a reload says that takes the last token of the admin listener away.
-const OPENED: &str = "the admin listener no longer asks for a token: all that reaches it may change and read records";
+const OPENED: &str =
+    "the admin listener no longer asks for a token: every client that can connect to it may change and read records";
 
 /// The log message of a reload that changes nothing.
 const NOT_RELOADED: &str = "the configuration is not reloaded: the gate goes on with the former one";

@@ -146,8 +146,8 @@ impl ProtectedRequest {
     /// Keeps it, unless there is a record or a delivery of its key.
     async fn keep(&self, permit: Option<QuotaPermit>) -> Result<AcceptState, Problem> {
         // Held until it is kept: a reload looks for what is kept before its rules take the place of these.
-        let standing = Arc::clone(&self.state.standing).read_owned().await;
-        if !self.may_claim(*standing) {
+        let status = Arc::clone(&self.state.rules_status).read_owned().await;
+        if !self.may_claim(*status) {
             return Err(self.retired());
         }
         // A body that lies in a file is read back; a small one counts already.
@@ -159,7 +159,7 @@ impl ProtectedRequest {
         let new = self.new_delivery(body)?;
         let store = &self.gate.shared.store;
         // In a task of its own: if the client leaves, what the store does goes on.
-        let accepting = tokio::spawn(accept_surely(Arc::clone(store), self.id, new, permit, (standing, memory)));
+        let accepting = tokio::spawn(accept_surely(Arc::clone(store), self.id, new, permit, (status, memory)));
         let accepted = accepting.await.map_err(|_| unkept())?;
         match accepted.map_err(|error| self.not_accepted(&error))? {
             Acceptance::Accepted => {

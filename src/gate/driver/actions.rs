@@ -16,7 +16,7 @@ use crate::gate::claim::protected::ProtectedRequest;
 use crate::gate::claim::quota::QuotaPermit;
 use crate::gate::claim::single_flight::{Follower, FoundRecord, Leader, LeaderProgress, Released, Role, Running};
 use crate::gate::inquiry::probe::{ProbeLock, Probed};
-use crate::gate::rules_in_force::Standing;
+use crate::gate::rules_in_force::RulesStatus;
 use crate::gate::shared::Shared;
 use crate::http::problem::Problem;
 use crate::http::usage::{Account, Permit};
@@ -35,8 +35,8 @@ mod replies;
 enum Finished {
     Followed(Follower, Option<LeaderProgress>),
     FollowedToEnd(Option<LeaderProgress>),
-    Permitted(ConfigGuard),
-    Counted(Result<QuotaPermit, Duration>, ConfigGuard),
+    Permitted(RulesGuard),
+    Counted(Result<QuotaPermit, Duration>, RulesGuard),
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
     /// The claim stands, and the request may not run: see [`SecondLook`](crate::gate::claim::second_look::SecondLook).
@@ -52,7 +52,7 @@ enum Finished {
 }
 
 /// While it is held, no reload changes whether the rules of the request's identity are in force.
-type ConfigGuard = OwnedRwLockReadGuard<Standing>;
+type RulesGuard = OwnedRwLockReadGuard<RulesStatus>;
 
 /// An action needs what no action before it has left: a bug. Nothing more can be done for the request.
 #[derive(Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub(super) struct ActionExecutor {
     operation: Pin<Box<dyn Future<Output = Finished> + Send>>,
     leader: Option<Leader>,
     follower: Option<Follower>,
-    permission: Option<ConfigGuard>,
+    permission: Option<RulesGuard>,
     /// The key that it took from a quota, until it is spent on an attempt.
     quota_permit: Option<QuotaPermit>,
     /// The record that it claims.

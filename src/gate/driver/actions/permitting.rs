@@ -1,15 +1,15 @@
-//! Whether a request may claim: its configuration is in force, it is not too old, and its caller has a key left.
+//! Whether a request may claim: the rules of its identity are in force, it is not too old, and its caller has a key left.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ActionExecutor, ConfigGuard, Finished, Missing, REQUEST, needed};
+use super::{ActionExecutor, Finished, Missing, REQUEST, RulesGuard, needed};
 use crate::gate::claim::quota::QuotaGrant;
 use crate::idempotency::protocol::Event;
 
 impl ActionExecutor {
-    /// Makes the record to claim, takes a key from the quota, and holds the configuration.
+    /// Makes the record to claim, takes a key from the quota, and holds the status of the rules.
     pub(super) fn ask_permission(&mut self) -> Result<Option<Event>, Missing> {
         if self.fresh.is_none() {
             match needed(self.request.as_ref(), REQUEST)?.fresh() {
@@ -22,22 +22,22 @@ impl ActionExecutor {
         if self.unless_barred(Event::Permitted) == Event::Barred {
             return Ok(Some(Event::Barred));
         }
-        let standing = Arc::clone(&needed(self.request.as_ref(), REQUEST)?.state.standing);
+        let status = Arc::clone(&needed(self.request.as_ref(), REQUEST)?.state.rules_status);
         if self.quota_permit.is_none()
             && let ControlFlow::Break(event) = self.count()?
         {
             return Ok(event);
         }
-        Ok(match Arc::clone(&standing).try_read_owned() {
+        Ok(match Arc::clone(&status).try_read_owned() {
             Ok(permission) => Some(self.permitted(permission)),
             Err(_) => {
-                self.begin_operation(async move { Finished::Permitted(standing.read_owned().await) });
+                self.begin_operation(async move { Finished::Permitted(status.read_owned().await) });
                 None
             }
         })
     }
 
-    pub(super) fn permitted(&mut self, permission: ConfigGuard) -> Event {
+    pub(super) fn permitted(&mut self, permission: RulesGuard) -> Event {
         if !self.request.as_ref().is_some_and(|request| request.may_claim(*permission)) {
             return Event::Retired;
         }
@@ -63,9 +63,9 @@ impl ActionExecutor {
                 Ok(ControlFlow::Continue(()))
             }
             Ok(QuotaGrant::Unconfirmed(permit)) => {
-                let standing = Arc::clone(&request.state.standing);
+                let status = Arc::clone(&request.state.rules_status);
                 self.begin_operation(
-                    async move { Finished::Counted(permit.confirm().await, standing.read_owned().await) },
+                    async move { Finished::Counted(permit.confirm().await, status.read_owned().await) },
                 );
                 Ok(ControlFlow::Break(None))
             }

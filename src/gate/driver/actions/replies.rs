@@ -44,7 +44,9 @@ impl ActionExecutor {
                 warn_of_late_claim(&request, "the store took too long for a claim, which is given up");
                 request.store_away()
             }
-            Reply::LeaderUnanswered if request.state.standing.try_read().is_err() => request.problem(request.retired()),
+            Reply::LeaderUnanswered if request.state.rules_status.try_read().is_err() => {
+                request.problem(request.retired())
+            }
             Reply::LeaderUnanswered if shared.single_flight.knows_record(self.id) => request.store_away(),
             Reply::LeaderUnanswered => {
                 without_store(request, client);
