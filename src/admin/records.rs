@@ -290,7 +290,11 @@ impl State {
 
 /// The problem of a failure of the store, which is logged when the request is answered.
 pub(super) fn unavailable(error: Error) -> Problem {
-    let detail = match error {
+    let detail = match &error {
+        Error::Determinate(cause) if cause.kind == ErrorKind::Locked => {
+            "another session has the record or a table of the store locked, such as a backup or an open transaction, and \
+             nothing was done; end that session, which pg_blocking_pids() of PostgreSQL finds, or ask again when it has ended"
+        }
         Error::Determinate(_) => "the store failed; nothing was done",
         Error::Indeterminate(_) => "the store failed, and what was asked for may have happened; look at the record",
     };

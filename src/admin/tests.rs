@@ -23,7 +23,7 @@ use crate::idempotency::record::{AttemptToken, RecordId, State, Timestamp};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::memory::Memory;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
-use crate::store::{NewRecord, Origin, Settlement, Store};
+use crate::store::{Error, ErrorKind, NewRecord, Origin, Settlement, Store};
 use crate::telemetry::logged::logged;
 
 #[tokio::test]
@@ -298,6 +298,13 @@ async fn a_list_that_takes_too_long_says_how_to_narrow_it() {
     store.script_for(Operation::List, [Fault::LoseCall]);
     admin.state.set_store(store);
     admin.get("/api/v1/records").await.is_problem(503, "store-unavailable").says("narrow it by state");
+}
+
+#[test]
+fn a_store_whose_table_is_locked_is_not_said_to_have_failed() {
+    let locked = Error::determinate(ErrorKind::Locked, "canceling statement due to lock timeout");
+    let said = format!("{:?}", super::records::unavailable(locked));
+    assert!(said.contains("a table of the store locked") && said.contains("nothing was done"), "{said}");
 }
 
 #[tokio::test]

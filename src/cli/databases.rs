@@ -26,8 +26,8 @@ pub(super) struct Spread {
     pub(super) store: Sharded,
     /// What the whole store is known by.
     pub(super) opened: Opened,
-    /// Each database with its server, where that was reached.
-    pub(super) databases: Vec<(String, Option<Description>)>,
+    /// Each database with its server, or why it is not open yet.
+    pub(super) databases: Vec<(String, Result<Description, OpenError>)>,
 }
 
 /// What is made of each store that is opened, given the name of its database.
@@ -52,47 +52,67 @@ struct List {
 pub(super) async fn open(databases: Vec<Settings>, wrap: Wrap, observe: Observe) -> Result<Spread, OpenError> {
     let names: Vec<String> = databases.iter().map(Settings::servers).collect();
     let list = Arc::new(List { databases, names, wrap, observe });
-    let (found, opened) = list.look_twice().await?;
-    let routes = fit(&list.names, &found).map_err(|misfit| match misfit {
+    let (looks, opened) = list.look_twice().await?;
+    let routes = fit(&list.names, &reached(&looks)).map_err(|misfit| match misfit {
         Misfit::Unclear { .. } => OpenError::Unreachable(misfit.to_string()),
         other => other.into(),
     })?;
-    let reached = found.iter().map(Option::is_some);
-    let opening = list.databases.iter().enumerate().zip(reached).map(|((index, _), is_reached)| {
+    let opening = looks.into_iter().enumerate().map(|(index, look)| {
         let list = &list;
-        async move { if is_reached { Some(list.open_one(index).await) } else { None } }
+        async move {
+            look?;
+            list.open_one(index).await.map_err(|error| named(&list.names[index], error))
+        }
     });
-    let (mut stores, mut described, mut failed) = (Vec::new(), Vec::new(), None);
+    let (mut stores, mut described) = (Vec::new(), Vec::new());
     for (name, opening) in list.names.iter().zip(join_all(opening).await) {
-        let store = match opening {
-            Some(Err(error)) if error.is_passing() => {
-                failed = Some(error);
-                None
+        let arc: Arc<str> = name.as_str().into();
+        let (store, description) = match opening {
+            Ok(store) => {
+                let description = store.description().clone();
+                (Some((list.wrap)(store, Arc::clone(&arc))), Ok(description))
             }
-            other => other.transpose()?,
+            Err(error) if error.is_passing() => (None, Err(error)),
+            Err(error) => return Err(error),
         };
-        described.push((name.clone(), store.as_ref().map(|store| store.description().clone())));
-        let name: Arc<str> = name.as_str().into();
-        let store = store.map(|store| (list.wrap)(store, Arc::clone(&name)));
-        stores.push((name, store));
+        described.push((name.clone(), description));
+        stores.push((arc, store));
     }
-    if let (Some(error), true) = (failed, stores.iter().all(|(_, store)| store.is_none())) {
+    if stores.iter().all(|(_, store)| store.is_none())
+        && let Some((_, Err(error))) = described.pop()
+    {
         return Err(error);
     }
     let store = Sharded::new(stores, routes, list);
     Ok(Spread { store, opened, databases: described })
 }
 
+/// The error of a database with its name.
+fn named(name: &str, error: OpenError) -> OpenError {
+    match error {
+        OpenError::Unreachable(error) => OpenError::Unreachable(format!("{name}: {error}")),
+        // It names the database itself.
+        OpenError::Layout(misfit) => misfit.into(),
+        error => OpenError::of_database(name, error),
+    }
+}
+
+/// What the databases say that can be reached.
+fn reached(looks: &[Result<Found, OpenError>]) -> Vec<Option<Found>> {
+    looks.iter().map(|look| look.as_ref().ok().cloned()).collect()
+}
+
 impl List {
-    /// What the databases say that can be reached. Fails where one says no, as to a login, and where two take claims of the same ids.
-    async fn look_twice(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
+    /// What the databases say that can be reached, and why others cannot. Fails where one says no, as to a login, and where two take claims of the same ids.
+    async fn look_twice(&self) -> Result<(Vec<Result<Found, OpenError>>, Opened), OpenError> {
         let looks = self.owning_apart(None).await?;
         self.found(looks, OpenError::is_passing)
     }
 
     /// The same for a gate that serves: a database that says no, or nothing, is no reason not to use the others.
     async fn look_again(&self) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
-        self.found(self.looks(Some(PATIENCE)).await, |_| true)
+        let (looks, opened) = self.found(self.looks(Some(PATIENCE)).await, |_| true)?;
+        Ok((reached(&looks), opened))
     }
 
     /// What each says, within `patience`. Fails where two of them take claims of the same ids.
@@ -125,31 +145,31 @@ impl List {
         &self,
         looks: Vec<Result<Database, OpenError>>,
         pass_over: impl Fn(&OpenError) -> bool,
-    ) -> Result<(Vec<Option<Found>>, Opened), OpenError> {
-        let (mut found, mut opened, mut failed) = (Vec::new(), None, None);
+    ) -> Result<(Vec<Result<Found, OpenError>>, Opened), OpenError> {
+        let (mut found, mut opened) = (Vec::new(), None);
         for (look, name) in looks.into_iter().zip(&self.names) {
             match look {
                 Ok(database) => {
                     opened.get_or_insert(database.opened);
-                    found.push(Some(database.found));
+                    found.push(Ok(database.found));
                 }
                 Err(error) => {
                     let is_passed_over = pass_over(&error);
-                    let error = match error {
-                        OpenError::Unreachable(error) => OpenError::Unreachable(format!("{name}: {error}")),
-                        OpenError::Layout(misfit) => misfit.into(),
-                        error => OpenError::of_database(name, error),
-                    };
+                    let error = named(name, error);
                     if !is_passed_over {
                         return Err(error);
                     }
-                    failed = Some(error);
-                    found.push(None);
+                    found.push(Err(error));
                 }
             }
         }
-        let none = || OpenError::Unreachable("the list is empty".to_owned());
-        opened.map(|opened| (found, opened)).ok_or_else(|| failed.unwrap_or_else(none))
+        match opened {
+            Some(opened) => Ok((found, opened)),
+            None => match found.pop() {
+                Some(Err(error)) => Err(error),
+                _ => Err(OpenError::Unreachable("the list is empty".to_owned())),
+            },
+        }
     }
 
     async fn open_one(&self, index: usize) -> Result<Postgres, OpenError> {
@@ -171,7 +191,8 @@ impl Databases for List {
     async fn open(&self, index: usize) -> Result<Arc<dyn Store>, String> {
         // It may have come back as another one, with another list, or with ids that others own by now.
         let looks = self.owning_apart(Some(PATIENCE)).await.map_err(|error| error.to_string())?;
-        let (found, _) = self.found(looks, |_| true).map_err(|error| error.to_string())?;
+        let (looks, _) = self.found(looks, |_| true).map_err(|error| error.to_string())?;
+        let found = reached(&looks);
         if found[index].is_some() {
             fit(&self.names, &found).map_err(|misfit| misfit.to_string())?;
         }

@@ -163,6 +163,9 @@ fn script(pending: &[Migration]) -> String {
 
 /// The error with where it happened, what named that and, where it does not say so itself, what to do.
 fn explained(source: &str, servers: &str, error: &OpenError) -> anyhow::Error {
+    if let OpenError::Of { name, error } = error {
+        return explained(source, name, error);
+    }
     let hint = match error {
         OpenError::Unreachable(_) => {
             "\n  hint: see that the server runs and that its host and port are right, and try again"

@@ -407,6 +407,8 @@ pub enum ErrorKind {
     Full,
     /// It did not answer in time.
     Timeout,
+    /// Another session has the record or a table of its database locked.
+    Locked,
     /// Its data cannot be decoded.
     Corrupt,
     /// The record is another database's.
@@ -417,7 +419,8 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Unavailable, Self::Full, Self::Timeout, Self::Corrupt, Self::Moved, Self::Other];
+    pub const ALL: [Self; 7] =
+        [Self::Unavailable, Self::Full, Self::Timeout, Self::Locked, Self::Corrupt, Self::Moved, Self::Other];
 
     /// The word for it.
     #[must_use]
@@ -426,6 +429,7 @@ impl ErrorKind {
             Self::Unavailable => "unavailable",
             Self::Full => "full",
             Self::Timeout => "timeout",
+            Self::Locked => "locked",
             Self::Corrupt => "corrupt",
             Self::Moved => "moved",
             Self::Other => "other",

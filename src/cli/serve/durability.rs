@@ -60,11 +60,23 @@ impl Durability {
         }
     }
 
-    /// Of several databases, of which those with a description were reached.
-    pub(in crate::cli) fn databases(databases: &[(String, Option<postgres::Description>)], connections: usize) -> Self {
+    /// Of several databases, of which those with a description are open.
+    pub(in crate::cli) fn databases(
+        databases: &[(String, Result<postgres::Description, postgres::OpenError>)],
+        connections: usize,
+    ) -> Self {
         let each = databases.iter().map(|(name, found)| match found {
-            Some(found) => Self::postgres(name, connections, found),
-            None => Self {
+            Ok(found) => Self::postgres(name, connections, found),
+            Err(error) if error.is_locked() => Self {
+                place: format!("{name}, where another session has a table locked"),
+                warnings: vec![
+                    "another session has a table of the schema oncegate locked: its keys get 503 until that session ends, \
+                     which pg_blocking_pids() finds"
+                        .to_owned(),
+                ],
+                ..Self::memory()
+            },
+            Err(_) => Self {
                 place: format!("{name}, which cannot be reached"),
                 warnings: vec!["it cannot be reached: its keys get 503 until it can".to_owned()],
                 ..Self::memory()
@@ -92,5 +104,26 @@ impl Durability {
             risk: "a failover, or a crash that loses acknowledged writes: retries run again",
             warnings: found.risks(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::postgres::OpenError;
+
+    #[test]
+    fn a_database_whose_tables_are_locked_is_not_said_to_be_away() {
+        let locked = OpenError::of_database("b", OpenError::Locked);
+        let away = OpenError::Unreachable("it did not answer in time".to_owned());
+        let said = Durability::databases(&[("b".to_owned(), Err(locked)), ("c".to_owned(), Err(away))], 0);
+        let [locked, away] = &said.warnings[..] else { panic!("{said:?}") };
+        assert!(locked.starts_with("b: another session has a table of the schema oncegate locked"), "{locked}");
+        assert!(away.starts_with("c: it cannot be reached"), "{away}");
+        assert!(
+            said.place.contains("b, where another session has a table locked; c, which cannot be"),
+            "{}",
+            said.place
+        );
     }
 }

@@ -41,7 +41,7 @@ impl AuditLog for Postgres {
             (&&detail[..], Type::BYTEA),
             (&reason.as_deref(), Type::BYTEA),
         ];
-        let rows = self.pool.write(APPEND, &values).await?;
+        let rows = self.pool.write_unless_locked(APPEND, &values).await?;
         let position = rows.first().and_then(|found| row::number(found, 0).ok());
         position.map(Position).ok_or_else(unexpected_reply)
     }
@@ -83,7 +83,7 @@ impl AuditLog for Postgres {
 
     async fn sweep_entries(&self, limit: usize) -> Result<usize, Error> {
         self.ensure_open()?;
-        count_of(&self.pool.write(SWEEP, &[(&row::count(limit), Type::INT8)]).await?, 0)
+        count_of(&self.pool.write_unless_locked(SWEEP, &[(&row::count(limit), Type::INT8)]).await?, 0)
     }
 }
 

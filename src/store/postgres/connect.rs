@@ -16,7 +16,7 @@ use super::host_selection::{Hosts, Suspicion};
 use super::lineage::Lineage;
 use super::session::{CallError, Cancel, Query, ServerMessages, Session, spawn_driver};
 use super::tls::Encryptor;
-use super::{Settings, hosts};
+use super::{Settings, hosts, schema};
 use crate::idempotency::record::Hex;
 
 /// How long a connection may take from its beginning until it is known to work, besides the time to reach the server.
@@ -24,6 +24,10 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a login may take once the host was reached: a server that hangs accepts connections too.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a look at the store of a server waits for a lock. It is over before the handshake is: a connection that is given up
+/// behind a pooler would wait for as long as the lock is held.
+const LINEAGE_LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '3s'";
 
 /// How long a server may take to be reached, unless the settings say.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -111,7 +115,7 @@ impl Connector {
     }
 
     async fn recognise_at(&self, client: &Client, host: usize) -> Result<Lineage, OpenError> {
-        let lineage = Lineage::of(client).await?;
+        let lineage = schema::within(LINEAGE_LOCK_TIMEOUT, client, Lineage::of(client)).await?;
         self.hosts.lineage_guard.check(&lineage, &self.name(host))?;
         Ok(lineage)
     }

@@ -231,14 +231,14 @@ impl Deliveries for Postgres {
             (&from, Type::BYTEA),
             (&upto, Type::BYTEA),
         ];
-        let rows = self.pool.query(&sql, &values).await?;
+        let rows = self.pool.query_unless_locked(&sql, &values).await?;
         let found = rows.iter().map(delivery).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
         Ok(DeliveryPage::of(found, limit))
     }
 
     async fn count_deliveries(&self) -> Result<Vec<DeliveryCount>, Error> {
         self.ensure_open()?;
-        let rows = self.pool.query(COUNT, &[]).await?;
+        let rows = self.pool.query_unless_locked(COUNT, &[]).await?;
         let count = |found: &Row| {
             let now = row::time(found, 6)?;
             let oldest = row::get::<Option<i64>>(found, 4)?.map(|at| now.since(Timestamp(at.unsigned_abs())));
@@ -255,7 +255,7 @@ impl Deliveries for Postgres {
 
     async fn paused(&self) -> Result<Vec<OriginId>, Error> {
         self.ensure_open()?;
-        let rows = self.pool.query("SELECT p.origin FROM oncegate.paused p", &[]).await?;
+        let rows = self.pool.query_unless_locked("SELECT p.origin FROM oncegate.paused p", &[]).await?;
         let origins = rows.iter().map(|found| row::get::<i64>(found, 0).map(OriginId));
         origins.collect::<Result<_, _>>().map_err(unreadable)
     }
@@ -334,7 +334,7 @@ pub(super) async fn finish(session: &Session, ended: &[(RecordId, AttemptToken)]
 /// A delivery with all its values.
 pub(super) async fn values(pool: &Pool, id: RecordId) -> Result<Option<(Delivery, DeliveryValues)>, Error> {
     let sql = select(", d.request, d.body", "WHERE d.id = $1");
-    let rows = pool.query(&sql, &[(&&id.0[..], Type::BYTEA)]).await?;
+    let rows = pool.query_unless_locked(&sql, &[(&&id.0[..], Type::BYTEA)]).await?;
     let read = |found: &Row| {
         let delivery = delivery(found)?;
         let bytes = |column| row::get::<&[u8]>(found, column).map(Bytes::copy_from_slice);

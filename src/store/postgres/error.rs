@@ -126,6 +126,15 @@ impl OpenError {
         Self::Of { name: name.to_owned(), error: Box::new(error) }
     }
 
+    /// Whether another session has tables of the schema locked.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        match self {
+            Self::Of { error, .. } => error.is_locked(),
+            other => matches!(other, Self::Locked),
+        }
+    }
+
     /// Whether trying again may help, with nothing else changed.
     #[must_use]
     pub fn is_passing(&self) -> bool {
@@ -236,10 +245,10 @@ pub(super) fn kind(error: &SqlError) -> ErrorKind {
     }
     match *code {
         SqlState::DISK_FULL | SqlState::OUT_OF_MEMORY => ErrorKind::Full,
-        SqlState::QUERY_CANCELED
-        | SqlState::LOCK_NOT_AVAILABLE
-        | SqlState::T_R_DEADLOCK_DETECTED
-        | SqlState::T_R_SERIALIZATION_FAILURE => ErrorKind::Timeout,
+        SqlState::LOCK_NOT_AVAILABLE => ErrorKind::Locked,
+        SqlState::QUERY_CANCELED | SqlState::T_R_DEADLOCK_DETECTED | SqlState::T_R_SERIALIZATION_FAILURE => {
+            ErrorKind::Timeout
+        }
         SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED => ErrorKind::Corrupt,
         // That stays so.
         SqlState::PROTOCOL_VIOLATION if error.as_db_error().is_some_and(pools_statements) => ErrorKind::Other,

@@ -83,16 +83,16 @@ pub(super) async fn find_by(client: &Client) -> Result<Database, OpenError> {
 /// See [`OpenError`].
 pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, OpenError> {
     let mut sessions = Vec::new();
-    for settings in databases {
-        sessions.push(Connector::new(settings).connect_unchecked().await?);
+    for (settings, name) in databases.iter().zip(names) {
+        let session = Connector::new(settings).connect_unchecked().await;
+        sessions.push(session.map_err(|error| OpenError::of_database(name, error))?);
     }
     let mut tries = 1;
     loop {
         match try_join(names, &mut sessions).await {
-            Ok(Ok(is_changed)) => return Ok(is_changed),
-            Ok(Err(error)) if !error::is_transient(&error) || tries == TRIES => return Err(OpenError::of(&error)),
-            Err(error) if !matches!(error, OpenError::Locked) || tries == TRIES => return Err(error),
-            Ok(Err(_)) | Err(_) => {
+            Ok(is_changed) => return Ok(is_changed),
+            Err(failed) if !failed.is_transient() || tries == TRIES => return Err(failed.into_open_error(names)),
+            Err(_) => {
                 tries += 1;
                 sleep(PAUSE).await;
             }
@@ -100,11 +100,45 @@ pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, Open
     }
 }
 
-/// An error of a statement in the place of an answer: nothing was changed, unless it was lost at the end.
-async fn try_join(names: &[String], sessions: &mut [Session]) -> Result<Result<bool, SqlError>, OpenError> {
+/// Why databases were not joined.
+enum NotJoined {
+    /// A statement failed in the database with this index in the list: nothing was changed, unless it was lost at the end.
+    Sql(usize, SqlError),
+    /// The database with this index cannot be looked at.
+    Look(usize, OpenError),
+    /// They do not belong together.
+    Misfit(Misfit),
+}
+
+impl From<Misfit> for NotJoined {
+    fn from(misfit: Misfit) -> Self {
+        Self::Misfit(misfit)
+    }
+}
+
+impl NotJoined {
+    fn is_transient(&self) -> bool {
+        match self {
+            Self::Sql(_, error) => error::is_transient(error),
+            Self::Look(_, error) => error.is_locked(),
+            Self::Misfit(_) => false,
+        }
+    }
+
+    fn into_open_error(self, names: &[String]) -> OpenError {
+        match self {
+            Self::Sql(index, error) => OpenError::of_database(&names[index], OpenError::of(&error)),
+            Self::Look(index, error) => OpenError::of_database(&names[index], error),
+            Self::Misfit(misfit) => misfit.into(),
+        }
+    }
+}
+
+async fn try_join(names: &[String], sessions: &mut [Session]) -> Result<bool, NotJoined> {
     let mut looks = Vec::new();
-    for session in &*sessions {
-        looks.push(schema::within(LOCK_TIMEOUT, session.client(), look(session.client())).await?);
+    for (index, session) in sessions.iter().enumerate() {
+        let looked = schema::within(LOCK_TIMEOUT, session.client(), look(session.client())).await;
+        looks.push(looked.map_err(|error| NotJoined::Look(index, error))?);
     }
     let members: Vec<DatabaseId> = looks.iter().map(|database| database.found.id).collect();
     let found = |database: &Database| {
@@ -132,16 +166,12 @@ async fn try_join(names: &[String], sessions: &mut [Session]) -> Result<Result<b
             transaction.batch_execute(&format!("{LOCK_TIMEOUT}; {LOCK}")).await?;
             Ok::<_, SqlError>(transaction)
         };
-        let transaction = match begun.await {
-            Ok(transaction) => transaction,
-            Err(error) => return Ok(Err(error)),
-        };
-        let mut database = look(transaction.client()).await?;
+        let transaction = begun.await.map_err(|error| NotJoined::Sql(index, error))?;
+        let unread = |error| NotJoined::Look(index, error);
+        let mut database = look(transaction.client()).await.map_err(unread)?;
         if database.found.layout.is_none() {
-            if let Err(error) = transaction.batch_execute(HOLD).await {
-                return Ok(Err(error));
-            }
-            database = look(transaction.client()).await?;
+            transaction.batch_execute(HOLD).await.map_err(|error| NotJoined::Sql(index, error))?;
+            database = look(transaction.client()).await.map_err(unread)?;
         }
         if database.found.layout.is_some() {
             // Another process may have joined it meanwhile.
@@ -169,18 +199,13 @@ async fn try_join(names: &[String], sessions: &mut [Session]) -> Result<Result<b
             (&from, Type::BYTEA),
             (&to, Type::BYTEA),
         ];
-        if let Err(error) =
-            transaction.query_typed("SELECT oncegate.join_v1($1, $2, $3, NULL, $4, $5, $6)", &values).await
-        {
-            return Ok(Err(error));
-        }
+        let joined = transaction.query_typed("SELECT oncegate.join_v1($1, $2, $3, NULL, $4, $5, $6)", &values).await;
+        joined.map_err(|error| NotJoined::Sql(*index, error))?;
     }
-    for (_, transaction) in joining {
-        if let Err(error) = transaction.commit().await {
-            return Ok(Err(error));
-        }
+    for (index, transaction) in joining {
+        transaction.commit().await.map_err(|error| NotJoined::Sql(index, error))?;
     }
-    Ok(Ok(is_changed))
+    Ok(is_changed)
 }
 
 /// Two databases that take claims of the same ids, the name of each, and the first such ids.
@@ -260,7 +285,7 @@ pub(super) async fn is_alone(pool: &Pool) -> Result<bool, Error> {
             SELECT FROM oncegate.layout l, oncegate.store s, unnest(l.members || coalesce(l.target, '{}')) other
             WHERE other <> s.id
         )";
-    Ok(pool.query(question, &[]).await?.first().is_none_or(|row| row.get(0)))
+    Ok(pool.query_unless_locked(question, &[]).await?.first().is_none_or(|row| row.get(0)))
 }
 
 /// Refuses a database that is not the whole store, where it is named alone.
@@ -275,4 +300,18 @@ pub(super) fn check_alone(settings: &Settings, found: &Found) -> Result<(), Misf
         fit(&[name], &[Some(found.clone())])?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_a_list_from_being_made_names_its_database() {
+        let names = ["a".to_owned(), "b".to_owned()];
+        let locked = NotJoined::Look(1, OpenError::Locked);
+        assert!(locked.is_transient(), "it is tried again");
+        let said = locked.into_open_error(&names).to_string();
+        assert!(said.starts_with("b: another session has a table"), "{said}");
+    }
 }

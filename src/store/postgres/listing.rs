@@ -62,9 +62,14 @@ pub(super) async fn query(pool: &Pool, sql: &str, values: &[Parameter<'_>]) -> R
 }
 
 /// Begins the transaction of a listing. It forbids no scan: what is forbidden and used all the same, as the scan of the
-/// origins would be, counts so much that the planner sees no difference between the other ways.
+/// origins would be, counts so much that the planner sees no difference between the other ways. Half of its time may go by
+/// until the tables can be read: only then is it known that it takes long because there is much to read.
 fn begin(patience: Duration) -> String {
-    format!("BEGIN READ ONLY; SET LOCAL statement_timeout = {}; SET LOCAL jit = off", patience.as_millis())
+    let millis = patience.as_millis();
+    let lock_millis = millis / 2;
+    format!(
+        "BEGIN READ ONLY; SET LOCAL statement_timeout = {millis}; SET LOCAL lock_timeout = {lock_millis}; SET LOCAL jit = off"
+    )
 }
 
 /// How much longer the answer of a listing is waited for.
@@ -98,7 +103,7 @@ async fn read_beginnings(pool: &Pool, after: Option<RecordId>, limit: usize) -> 
     let after = after.as_ref().map_or(&[][..], |after| &after.0);
     let (wanted, bytes) = (row::count(limit), BEGINNING as i32);
     let values: [Parameter<'_>; 3] = [(&after, Type::BYTEA), (&wanted, Type::INT8), (&bytes, Type::INT4)];
-    let rows = pool.query(BEGINNINGS, &values).await?;
+    let rows = pool.query_unless_locked(BEGINNINGS, &values).await?;
     let beginning = |found: &Row| {
         let bytes = |column| row::get::<Option<&[u8]>>(found, column).map(|value| value.map(Bytes::copy_from_slice));
         let values = Values { head: bytes(2)?.unwrap_or_default(), answer: bytes(3)? };
@@ -166,7 +171,8 @@ impl Set {
             "SELECT r.id FROM oncegate.record r WHERE {} AND r.id >= $1 AND r.id <= $2 ORDER BY r.id OFFSET $3 - 1 LIMIT 1",
             self.0
         );
-        let rows = pool.query(&sql, &[(&from, Type::BYTEA), (&last, Type::BYTEA), (&CHUNK, Type::INT8)]).await?;
+        let rows =
+            pool.query_unless_locked(&sql, &[(&from, Type::BYTEA), (&last, Type::BYTEA), (&CHUNK, Type::INT8)]).await?;
         rows.first().map(|found| row::id(found, 0)).transpose().map_err(unreadable)
     }
 
@@ -190,7 +196,7 @@ impl Set {
         let (missing, passing) = (row::count(missing), Passing::of(filter));
         let mut values = vec![(&from as &(dyn ToSql + Sync), Type::BYTEA), (&end, Type::BYTEA), (&missing, Type::INT8)];
         values.extend(passing.values());
-        let rows = pool.query(&sql, &values).await?;
+        let rows = pool.query_unless_locked(&sql, &values).await?;
         rows.iter().map(listed).collect::<Result<_, _>>().map_err(unreadable)
     }
 }

@@ -409,7 +409,7 @@ impl Store for Postgres {
 
     async fn is_held(&self, id: RecordId) -> Result<bool, Error> {
         self.ensure_open()?;
-        let rows = self.pool.query(IS_HELD, &[(&&id.0[..], Type::BYTEA)]).await?;
+        let rows = self.pool.query_unless_locked(IS_HELD, &[(&&id.0[..], Type::BYTEA)]).await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 

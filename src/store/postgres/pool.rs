@@ -86,9 +86,19 @@ impl Pool {
         })
     }
 
-    /// The rows of a read.
+    /// The rows of a read for a request of a client, in one round trip. Behind a pooler, it stays for as long as another session has its
+    /// table locked.
     pub(super) async fn query(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        match self.run(None, sql, values).await? {
+        self.read(None, sql, values).await
+    }
+
+    /// The same for anybody else. The server itself ends the wait for a lock.
+    pub(super) async fn query_unless_locked(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        self.read(Some(&format!("BEGIN READ ONLY; {LOOK_TIMEOUT}")), sql, values).await
+    }
+
+    async fn read(&self, begin: Option<&str>, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        match self.run(begin, sql, values).await? {
             Some(answer) => answer.map_err(|error| error::of_read(&error)),
             None => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
         }
@@ -124,8 +134,8 @@ impl Pool {
         self.written(None, sql, values).await
     }
 
-    /// The same for what an operator asks for, who hears that it failed where another session has a table locked: then it may not
-    /// happen later. The server itself ends the wait, since a cancellation does not get through every pooler.
+    /// The same for upkeep and for what an operator asks for, who hears that it failed where another session has a table locked:
+    /// then it may not happen later. The server itself ends the wait, since a cancellation does not get through every pooler.
     pub(super) async fn write_unless_locked(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
         self.written(Some(&format!("BEGIN; {LOOK_TIMEOUT}")), sql, values).await
     }

@@ -168,7 +168,7 @@ impl WriteHealth {
 }
 
 fn is_away(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout)
+    matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Locked)
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use tokio::time::timeout;
 use super::servers::{Cut, Proxy, process};
 use super::*;
 use crate::idempotency::record::State;
+use crate::store::audit::EntryFilter;
+use crate::store::deliveries::DeliveryFilter;
 use crate::store::{Expiry, OriginId, Removal};
 
 pub(super) const HOUR: Duration = Duration::from_secs(3600);
@@ -84,7 +86,7 @@ async fn a_statement_that_is_not_waited_for_any_more_is_cancelled() {
     let store = open(&database.url).await;
     let locker = database.session();
     locker.run("BEGIN; LOCK TABLE oncegate.audit IN ACCESS EXCLUSIVE MODE");
-    let swept = store.sweep_entries(1).await;
+    let swept = store.pool.write("SELECT oncegate.sweep_entries_v1(1)", &[]).await;
     assert!(matches!(&swept, Err(Error::Indeterminate(_))), "{swept:?}");
     let waiting = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%sweep_entries_v1%'";
@@ -114,6 +116,61 @@ async fn a_removal_that_a_lock_held_up_does_not_happen_when_the_lock_is_gone() {
         locker.run("COMMIT");
         assert!(store.get(id(number)).await.unwrap().is_some(), "it was removed after all");
         assert!(store.remove(id(number), attempt(number)).await.unwrap());
+    }
+}
+
+/// Nothing else ends them behind a pooler, and each would keep its place among the connections that the server allows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_server_ends_what_upkeep_and_operators_ask_for_while_a_table_is_locked() {
+    let Some(database) = database() else { return };
+    for url in [Some(database.url.clone()), database.pooled_url()] {
+        let Some(url) = url else { continue };
+        let store = open(&url).await;
+        let locker = database.session();
+        locker.run("BEGIN; LOCK TABLE oncegate.record, oncegate.delivery, oncegate.audit IN ACCESS EXCLUSIVE MODE");
+        // Two at a time: the pooler has three connections.
+        let (listed, deliveries) = tokio::join!(
+            store.list(Filter::default(), None, 10),
+            Deliveries::deliveries(&store, DeliveryFilter::default(), None, 10),
+        );
+        let (entries, swept) = tokio::join!(store.entries(EntryFilter::default(), None, 10), store.sweep_entries(1));
+        let failed = [listed.err(), deliveries.err(), entries.err(), swept.err()];
+        for error in failed {
+            assert!(matches!(&error, Some(Error::Determinate(cause)) if cause.kind == ErrorKind::Locked), "{error:?}");
+        }
+        let waiting = "SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        assert_eq!(database.value(waiting), "0", "they are over when their callers hear so");
+        locker.run("COMMIT");
+    }
+}
+
+/// A new connection of the pool is recognised by the table `store`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_cannot_be_recognised_keeps_no_place_on_the_server() {
+    let Some(database) = database() else { return };
+    for url in [Some(database.url.clone()), database.pooled_url()] {
+        let Some(url) = url else { continue };
+        let store = open(&url).await;
+        let locker = database.session();
+        locker.run("BEGIN; LOCK TABLE oncegate.store IN ACCESS EXCLUSIVE MODE");
+        // One that was there before does not have to be recognised.
+        let mut before = Vec::new();
+        let refused = loop {
+            match store.pool.check_out().await {
+                Ok(connection) => before.push(connection),
+                Err(error) => break error,
+            }
+        };
+        assert!(refused.to_string().contains("another session has a table"), "{refused}");
+        let waiting = "SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        let began = Instant::now();
+        while database.value(waiting) != "0" {
+            assert!(began.elapsed() < Duration::from_secs(3), "it still waits for the lock");
+            sleep(Duration::from_millis(50)).await;
+        }
+        locker.run("COMMIT");
     }
 }
 

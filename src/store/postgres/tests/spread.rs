@@ -139,6 +139,15 @@ async fn a_database_with_records_joins_no_list() {
     }
 }
 
+#[tokio::test]
+async fn a_list_with_a_database_that_is_away_names_that_one() {
+    let Some(one) = database() else { return };
+    let away = settings("postgres://gate@127.0.0.1:1/away?sslmode=disable");
+    let names = ["one".to_owned(), "other".to_owned()];
+    let refused = layout::join(&names, &[settings(&one.url), away]).await.unwrap_err().to_string();
+    assert!(refused.starts_with("other: the database cannot be used"), "{refused}");
+}
+
 /// What is joined already, and what is refused, is not locked: claims would wait behind it.
 #[tokio::test]
 async fn who_has_a_table_holds_up_nobody_where_no_list_is_made() {
