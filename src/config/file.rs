@@ -26,20 +26,67 @@ pub(super) struct Parsed {
     pub lines: Lines,
 }
 
+/// The text of a file, or what is wrong with its bytes, and in which line.
+pub(super) fn text(bytes: Vec<u8>) -> Result<String, (usize, Wrong)> {
+    let line_of = |offset: usize| bytes[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1;
+    if is_utf16(&bytes) {
+        return Err((1, Wrong::new("not UTF-8, but UTF-16").hint("save the file as UTF-8")));
+    }
+    if let Some(offset) = bytes.iter().position(|&byte| byte == 0) {
+        let hint = "remove it; a disk that was full, or a crash, may have cut the file off: compare it with a copy";
+        return Err((line_of(offset), Wrong::new("a NUL byte stands in this line").hint(hint)));
+    }
+    match std::str::from_utf8(&bytes) {
+        Ok(text) => Ok(text.to_owned()),
+        Err(error) => Err((line_of(error.valid_up_to()), Wrong::new("not UTF-8").hint("save the file as UTF-8"))),
+    }
+}
+
+/// Whether it is UTF-16 by its mark, or by the zeros beside its first two characters.
+fn is_utf16(bytes: &[u8]) -> bool {
+    match bytes {
+        [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] => true,
+        [first, second, third, fourth, ..] => {
+            let zeros = [first, second, third, fourth].map(|byte| *byte == 0);
+            zeros == [true, false, true, false] || zeros == [false, true, false, true]
+        }
+        _ => false,
+    }
+}
+
 /// Reads TOML, or says what is wrong with its syntax, and in which line.
 pub(super) fn parse(text: &str) -> Result<Parsed, (usize, Wrong)> {
     let document = Document::parse(text).map_err(|error| {
         let offset = error.span().map_or(text.len(), |span| span.start);
         let (line, column) = position(text, offset);
         let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-        let hint = format!(
-            "look at column {column}; texts, durations and sizes stand in double quotes, and each key stands once"
-        );
+        let hint = table_twice(text, line).unwrap_or_else(|| {
+            format!(
+                "look at column {column}; texts, durations and sizes stand in double quotes, and each key stands once"
+            )
+        });
         (line, Wrong::new(format!("not TOML: {message}")).hint(hint))
     })?;
     let mut reader = Reader { text, lines: Lines::new() };
     let values = reader.table(document.as_table(), &Path::default());
     Ok(Parsed { values, lines: reader.lines })
+}
+
+/// What to do where the header of a table in this line is wrong because the table is there already.
+fn table_twice(text: &str, line: usize) -> Option<String> {
+    let header = |text: &str| {
+        let text = text.trim_start().strip_prefix('[')?;
+        let (is_list, text) = text.strip_prefix('[').map_or((false, text), |text| (true, text));
+        Some((is_list, text.split_once(']')?.0.trim().to_owned()))
+    };
+    let (is_list, name) = header(text.lines().nth(line - 1)?)?;
+    let mut before = (1..line).zip(text.lines()).filter_map(|(line, text)| Some((line, header(text)?)));
+    let (first, (was_list, _)) = before.find(|(_, (_, other))| *other == name)?;
+    Some(match (was_list, is_list) {
+        (true, false) => format!("write [[{name}]], as in line {first}"),
+        (false, true) => format!("[{name}] stands in line {first}: write [[{name}]] there, too"),
+        _ => format!("[{name}] stands in line {first} already: move its keys there"),
+    })
 }
 
 /// Reads one value; nothing where it is not TOML.
@@ -168,6 +215,39 @@ body = "json"
         assert!(parsed.lines.values().all(|line| !lines[line - 1].trim().starts_with('#')));
         assert_eq!(first(&parsed.lines), 4);
         assert_eq!(first(&parse("# nothing\n").unwrap().lines), 1);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_have_a_line() {
+        let utf16: Vec<u8> = "[a]\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let with_mark = [&[0xFF, 0xFE], &utf16[..]].concat();
+        let big_endian: Vec<u8> = "[a]\n".encode_utf16().flat_map(u16::to_be_bytes).collect();
+        for (bytes, line, said) in [
+            (&utf16[..], 1, "UTF-16"),
+            (&with_mark, 1, "UTF-16"),
+            (&big_endian, 1, "UTF-16"),
+            (b"a = 1\nb\0", 2, "NUL"),
+            (b"a = 1\n\0\0\0\0", 2, "NUL"),
+            (b"a = 1\n# \xE4", 2, "not UTF-8"),
+        ] {
+            let (found, wrong) = text(bytes.to_vec()).unwrap_err();
+            assert_eq!(found, line, "{said}");
+            assert!(wrong.message.contains(said), "{wrong}");
+        }
+        assert_eq!(text(b"".to_vec()).unwrap(), "");
+        assert_eq!(text(b"a = 1".to_vec()).unwrap(), "a = 1");
+    }
+
+    #[test]
+    fn a_table_that_is_there_already_has_both_lines() {
+        for (text, hint) in [
+            ("[a]\nb = 1\n[ a ] # again\n", "[a] stands in line 1 already: move its keys there"),
+            ("\n[[a]]\nb = 1\n[a]\n", "write [[a]], as in line 2"),
+            ("[a]\nb = 1\n[[a]]\n", "[a] stands in line 1: write [[a]] there, too"),
+        ] {
+            let (line, wrong) = parse(text).unwrap_err();
+            assert_eq!((line, wrong.hint.as_deref()), (text.lines().count(), Some(hint)), "{text}");
+        }
     }
 
     #[test]

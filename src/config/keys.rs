@@ -136,6 +136,17 @@ pub(super) fn variable(section: &str, key: &str) -> String {
     format!("ONCEGATE_{}__{}", section.to_uppercase(), key.to_uppercase())
 }
 
+/// The variable that sets the key of a path, where one does.
+pub(super) fn variable_at(path: &str) -> Option<String> {
+    let (name, key) = path.split_once('.')?;
+    let (_, section) = sections().find(|(section, _)| *section == name)?;
+    if name == "upstreams" {
+        let upstream = key.strip_suffix(".url").filter(|upstream| !upstream.contains(['.', '[', '"']))?;
+        return Some(variable(name, upstream));
+    }
+    section.names().any(|known| known == key).then(|| variable(name, key))
+}
+
 /// A variable that sets a key in a section of the top level: its first one.
 pub(super) fn example_variable(section: &str) -> Option<String> {
     let (name, section) = sections().find(|(name, _)| *name == section)?;

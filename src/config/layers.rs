@@ -159,11 +159,7 @@ fn read(file: &std::path::Path) -> Result<Parsed, Problems> {
         };
         unreadable(file, None, Wrong::new(format!("cannot be read: {error}")).hint(hint))
     })?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = before.iter().filter(|&&byte| byte == b'\n').count() + 1;
-        unreadable(file, Some(line), Wrong::new("not UTF-8").hint("save the file as UTF-8"))
-    })?;
+    let text = file::text(bytes).map_err(|(line, wrong)| unreadable(file, Some(line), wrong))?;
     parse(file, &text)
 }
 

@@ -232,7 +232,8 @@ pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> admin::Settings {
 }
 
 fn admin_listen(node: &Node<'_>) -> Result<Listen, Wrong> {
-    if node.filled()?.starts_with("unix:") {
+    let text = node.filled()?;
+    if text.starts_with("unix:") || is_path(text) {
         return Err(Wrong::new("the admin listener has no unix socket").hint("write an address and a port"));
     }
     listen(node)
@@ -303,6 +304,11 @@ fn network(node: &Node<'_>) -> Result<IpNet, Wrong> {
     Ok(network)
 }
 
+/// Whether it is the path of a socket, and no address.
+fn is_path(text: &str) -> bool {
+    text.starts_with(['/', '.']) || text.ends_with(".sock")
+}
+
 fn address(node: &Node<'_>) -> Result<SocketAddr, Wrong> {
     let text = node.filled()?;
     let host_and_port = "write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"";
@@ -313,6 +319,9 @@ fn address(node: &Node<'_>) -> Result<SocketAddr, Wrong> {
         return Err(Wrong::new("a socket is not named by its number").hint("write \"systemd\" or \"systemd:NAME\""));
     }
     let wrong = Wrong::new(format!("`{text}` is not an address"));
+    if is_path(text) {
+        return Err(wrong.hint(format!("write \"unix:{text}\" for a socket of that path")));
+    }
     let port = |text: &str| text.parse::<u16>().ok();
     match text.rsplit_once(':') {
         Some(("localhost", number)) if port(number).is_some() => {

@@ -61,6 +61,7 @@ mod store;
 mod suggest;
 mod telemetry;
 mod tls;
+mod unexpanded;
 mod units;
 mod upstreams;
 
@@ -186,6 +187,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let consumers = consumers::read(&root, &router, token_header);
     consumers::advise_on_store(&root, &consumers, unfit);
     headers::check(&root, &own_headers, &router, token_header);
+    unexpanded::advise(&context.root());
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.

@@ -11,7 +11,7 @@ use super::declare::Section;
 use super::keys;
 use super::problem::Place;
 use super::suggest::nearest;
-use super::units;
+use super::{unexpanded, units};
 
 /// What is wrong with a value, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +57,10 @@ impl<'a> Node<'a> {
 
     /// Notes what is wrong with it.
     pub(super) fn report(&self, wrong: Wrong) {
+        let wrong = match unexpanded::hint(self) {
+            Some(hint) => wrong.hint(hint),
+            None => wrong,
+        };
         self.context.report(self.place(), &self.path, wrong);
     }
 
@@ -239,7 +243,7 @@ impl<'a> Table<'a> {
             None => {
                 let hint = match node.context.layer(node.value) {
                     Some(Layer::Environment) => "a variable cannot set a part of a list: set it in the file".to_owned(),
-                    _ => format!("write [[{key}]] above each of them"),
+                    _ => listed_as(key, &node, section),
                 };
                 node.report(node.expected("a list of tables").hint(hint));
                 Some(Vec::new())
@@ -336,18 +340,46 @@ impl<'a> Table<'a> {
         if !variables.is_empty() {
             return wrong.hint(format!("did you mean {}?", variables.join(" or ")));
         }
+        // A secret stands in no configuration.
+        let file = format!("{key}_file");
+        if self.section.names().any(|known| known == file) {
+            let variable = keys::variable_at(&format!("{}.{file}", self.node.path)).filter(|_| is_variable);
+            return wrong
+                .hint(format!("write it to a file, and name that as {}", variable.unwrap_or(format!("`{file}`"))));
+        }
         if let Some(near) = nearest(key, self.section.names()) {
             let variable = keys::example_variable(near).filter(|_| is_variable && !node.is_table());
             return wrong.hint(format!("did you mean {}?", variable.unwrap_or(format!("`{near}`"))));
         }
         let homes: Vec<&str> = keys::homes(key).collect();
-        if homes.is_empty() {
+        // A name that stands in many tables says nothing of what is meant.
+        if homes.is_empty() || homes.len() > MANY_HOMES {
             return wrong.hint(format!("the keys here are {}", listed(self.section)));
         }
         let homes = format!("`{key}` is a key of {}", homes.join(" and "));
         // Its name may be another's by chance.
-        let is_small = !self.section.name.starts_with('[') && !self.section.names().any(|known| known == "upstreams");
+        let is_nested = !self.section.name.starts_with('[') && !self.section.names().any(|known| known == "upstreams");
+        let is_small = is_nested || self.section.names().count() <= FEW_KEYS;
         wrong.hint(if is_small { format!("the keys here are {}; {homes}", listed(self.section)) } else { homes })
+    }
+}
+
+/// In more tables than these, a key's name is no hint.
+const MANY_HOMES: usize = 2;
+
+/// So many keys are listed beside the tables that have a key which is none of them.
+const FEW_KEYS: usize = 10;
+
+/// How a list of tables is written where one table stands in its place.
+fn listed_as(key: &str, node: &Node<'_>, section: &Section) -> String {
+    let Value::Dict(_, entries) = node.value else { return format!("write [[{key}]] above each of them") };
+    let is_named =
+        |(name, value): &(&String, &Value)| value.as_dict().is_some() && section.names().all(|known| known != *name);
+    match entries.iter().find(is_named) {
+        Some((name, _)) if section.names().any(|known| known == "name") => {
+            format!("write [[{key}]] in the place of [{key}.{name}], and name = \"{name}\" below it")
+        }
+        _ => format!("write [[{key}]] in the place of [{key}], above each of them"),
     }
 }
 

@@ -74,7 +74,7 @@ pub(super) fn shape() -> Shape {
 const METHOD: &str = "^(?!(CONNECT|ANY|ALL|\\*)$)[!#$%&'*+.^_`|~0-9A-Z-]+$";
 
 /// A host without port, or `*`.
-const HOST: &str = r"^(\*|([A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]+\.?|\[[0-9A-Fa-f:.]+\])$";
+const HOST: &str = r"^(?!_$)(\*|([A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]+\.?|\[[0-9A-Fa-f:.]+\])$";
 
 /// A path pattern: literals, `{x}` and, at the end, `{*rest}`. No literal looks like `:id`, a glob or a regular expression.
 const PATH: &str = concat!(
@@ -274,6 +274,9 @@ fn host(node: &Node<'_>) -> Result<Option<String>, Wrong> {
         return Ok(None);
     }
     let wrong = Wrong::new(format!("`{text}` is not a host name"));
+    if text == "_" {
+        return Err(wrong.hint("write \"*\" for any host, which is the default"));
+    }
     if text.contains('*') {
         return Err(wrong.hint("a host is exact, or \"*\" for any"));
     }
@@ -298,7 +301,13 @@ fn path(node: &Node<'_>) -> Result<Pattern, Wrong> {
     Pattern::parse(node.filled()?).map_err(|error| {
         let hint = match error.instead() {
             [] => such_as.to_owned(),
-            [path] => format!("write \"{path}\""),
+            [path] => match error.beginning() {
+                Some(beginning) => format!(
+                    "write \"{path}\", which takes \"{beginning}\" and what is below it; other paths that begin with \
+                     \"{beginning}\" need routes of their own"
+                ),
+                None => format!("write \"{path}\""),
+            },
             paths => format!("write a route for each: \"{}\"", paths.join("\", \"")),
         };
         Wrong::new(error.to_string()).hint(hint)

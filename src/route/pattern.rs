@@ -249,6 +249,15 @@ impl Invalid {
             _ => &[],
         }
     }
+
+    /// What the paths begin with that this one was meant for, where those to write instead take fewer.
+    #[must_use]
+    pub fn beginning(&self) -> Option<&str> {
+        match self {
+            Self::Foreign(foreign) => foreign.beginning.as_deref(),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Pattern {

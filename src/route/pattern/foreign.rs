@@ -15,6 +15,8 @@ pub struct Foreign {
     found: String,
     /// Paths that say the same, each for a route of its own; empty where no path does.
     pub instead: Vec<String>,
+    /// What it takes all paths with, `/v1/charge` of `/v1/charge*`, where `instead` takes that path and those below it alone.
+    pub beginning: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +49,20 @@ const SUBTREES: [&str; 5] = ["(/|$)(.*)", "(?:/.*)?", "(/.*)?", "(/.+)?", "(/.*)
 /// The first syntax of another router in the text of a path.
 pub(super) fn find(text: &str) -> Option<Foreign> {
     let (syntax, found) = detect(text)?;
-    Some(Foreign { syntax, found: found.to_owned(), instead: instead(without_anchors(text)) })
+    let inner = without_anchors(text);
+    let (instead, beginning) = (instead(inner), beginning(inner));
+    let beginning = beginning.filter(|root| matches!(&instead[..], [path] if path.starts_with(&format!("{root}/{{*"))));
+    Some(Foreign { syntax, found: found.to_owned(), instead, beginning: beginning.map(str::to_owned) })
 }
+
+/// What stands before a wildcard that ends a path in the middle of a segment.
+fn beginning(path: &str) -> Option<&str> {
+    let root = ANYTHING.iter().find_map(|end| path.strip_suffix(end))?;
+    is_literal(split(root).last()?).then_some(root)
+}
+
+/// Ends of globs and expressions for all that begins like this.
+const ANYTHING: [&str; 6] = ["**", "(.*)", "(.+)", ".*", ".+", "*"];
 
 /// Which syntax that is, and the part of the path that has it.
 fn detect(text: &str) -> Option<(Syntax, &str)> {
@@ -243,8 +257,7 @@ fn translated(segment: &str, is_last: bool, names: &mut Names) -> Option<Vec<Str
     if alternatives.len() > 1 && alternatives.iter().all(|word| is_literal(word)) {
         return Some(alternatives.into_iter().map(str::to_owned).collect());
     }
-    // A glob or an expression for all that begins like this.
-    let root = ["**", "(.*)", "(.+)", ".*", ".+", "*"].iter().find_map(|end| segment.strip_suffix(end));
+    let root = ANYTHING.iter().find_map(|end| segment.strip_suffix(end));
     let begins_more = |root: &&str| segment.len() == root.len() + 1 && root.ends_with(['-', '_', '.', '~']);
     if let Some(root) = root.filter(|root| is_last && is_literal(root) && !begins_more(root)) {
         return Some(one(format!("{root}/{}", names.rest("rest"))));
@@ -329,6 +342,21 @@ mod tests {
         match Pattern::parse(path) {
             Err(Invalid::Foreign(Foreign { syntax, instead, .. })) => (syntax, instead),
             other => panic!("{path}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_a_wildcard_takes_beyond_a_segment_is_known() {
+        for (path, beginning) in [
+            ("/v1/charge*", Some("/v1/charge")),
+            ("/v1/charge.*", Some("/v1/charge")),
+            ("^/v1/charge", None),
+            ("/v1/charge/*", None),
+            ("/v1/charge(/.*)?", None),
+            ("/v1/:id/charge*", None),
+            ("/*", None),
+        ] {
+            assert_eq!(Pattern::parse(path).unwrap_err().beginning(), beginning, "{path}");
         }
     }
 
