@@ -54,13 +54,13 @@ pub(super) fn read(root: &Table<'_>, store: &Store) -> Option<Settings> {
 
 /// Lines that are appended to the store or the configuration destroy it.
 fn check_is_own(table: &Table<'_>, path: &Path, store: &Store) {
-    let resolved = sqlite::resolved(path);
+    let is_it = |file: &Path| sqlite::is_same_file(path, file);
     let is_of_store = match store {
-        Store::Sqlite { path: database } => sqlite::files(database).contains(&resolved),
+        Store::Sqlite { path: database } => sqlite::files(database).iter().any(|file| is_it(file)),
         Store::Memory | Store::Postgres(_) | Store::Databases(_) | Store::Redis(_) => false,
     };
     // A device such as /dev/null takes both.
-    let is_configuration = path.is_file() && table.file().is_some_and(|file| sqlite::resolved(file) == resolved);
+    let is_configuration = path.is_file() && table.file().is_some_and(is_it);
     for (is_it, what) in [(is_of_store, "a file of the store"), (is_configuration, "the configuration file")] {
         if is_it {
             let wrong = Wrong::new(format!("{} is {what}, which lines of a log would damage", path.display()));
@@ -79,5 +79,31 @@ fn name(target: &Target) -> String {
     match target {
         Target::Stdout => STDOUT.to_owned(),
         Target::File(path) => path.display().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::load_text;
+
+    #[test]
+    fn another_name_of_a_file_that_lines_would_damage_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        for name in ["gate.toml", "gate.db-wal", "another.log"] {
+            std::fs::write(path(name), "").unwrap();
+            std::fs::hard_link(path(name), path(&format!("link-to-{name}"))).unwrap();
+        }
+        let said = |name: &str| {
+            let text = format!(
+                "[upstreams]\na = \"http://127.0.0.1\"\n[store]\nurl = \"sqlite:{}\"\n[access_log]\npath = {:?}\n",
+                path("gate.db").display(),
+                path(name)
+            );
+            load_text(path("gate.toml"), &text).map(drop).map_err(|problems| problems.to_string())
+        };
+        assert!(said("link-to-gate.toml").unwrap_err().contains("is the configuration file"));
+        assert!(said("link-to-gate.db-wal").unwrap_err().contains("is a file of the store"));
+        said("link-to-another.log").unwrap();
     }
 }

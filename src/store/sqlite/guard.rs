@@ -5,7 +5,6 @@
 //! commit, and again before it acknowledges the commit: a log with a hole in it is never acknowledged, and never
 //! copied into the database.
 
-use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -16,6 +15,7 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
+use super::damage::Damage;
 use super::lock::{LOCK, LOG, with_suffix};
 use super::mark::{CLOSED_AT, Mark, MarkState, Marks};
 use super::wal::{self, Frame, Header, INDEX_HEADER, Index, IndexHeader, Salts};
@@ -31,21 +31,6 @@ const QUICK_READS: u32 = 10;
 
 /// How long to wait between two reads then.
 const READ_DELAY: Duration = Duration::from_millis(5);
-
-/// The damage to the store's files.
-#[derive(Debug)]
-pub(super) enum Damage {
-    /// A file other than the log was removed or replaced.
-    Gone(PathBuf),
-    /// The log was removed or replaced. As far as this process can see, it was intact.
-    LogGone(PathBuf),
-    /// The content of a file was changed.
-    Changed(PathBuf),
-    /// The database has shrunk.
-    Shrunk(PathBuf),
-    /// A file cannot be read.
-    Unreadable(PathBuf, io::Error),
-}
 
 /// A file and the path that it must keep.
 #[derive(Debug)]
@@ -79,24 +64,6 @@ pub(super) struct Guard {
     /// Buffers for reading the index and the log.
     index_buffer: Vec<u8>,
     log_buffer: Vec<u8>,
-}
-
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gone(path) | Self::LogGone(path) => {
-                write!(f, "{} was removed or replaced while it was in use", path.display())
-            }
-            Self::Changed(path) => write!(f, "{} was cut or overwritten while it was in use", path.display()),
-            Self::Shrunk(path) => write!(
-                f,
-                "{} became smaller while it was in use: another program cut it, or ran VACUUM on it; end oncegate before \
-                 you run VACUUM",
-                path.display()
-            ),
-            Self::Unreadable(path, error) => write!(f, "{} cannot be read: {error}", path.display()),
-        }
-    }
 }
 
 impl WatchedFile {
@@ -160,7 +127,7 @@ impl Guard {
         self.retry_until_stable(|guard| guard.follow().and_then(|()| guard.compare_index()))?;
         // The log first: its content can be saved.
         self.check_log()?;
-        if self.index.is_in_place() { Ok(()) } else { Err(Damage::Gone(self.index.path.clone())) }
+        if self.index.is_in_place() { Ok(()) } else { Err(Damage::of_missing(&self.index.path)) }
     }
 
     /// After a commit, before it is acknowledged: whether the log has it. Notes it.
@@ -207,7 +174,7 @@ impl Guard {
     }
 
     fn check_database(&mut self) -> Result<(), Damage> {
-        let size = self.lock.in_place().map_err(|path| Damage::Gone(path.to_owned()))?;
+        let size = self.lock.in_place().map_err(Damage::of_missing)?;
         if size < self.database_size {
             return Err(Damage::Shrunk(self.lock.path().to_owned()));
         }
@@ -216,7 +183,13 @@ impl Guard {
     }
 
     fn check_log(&self) -> Result<(), Damage> {
-        if self.log.is_in_place() { Ok(()) } else { Err(Damage::LogGone(self.log.path.clone())) }
+        if self.log.is_in_place() {
+            return Ok(());
+        }
+        Err(match Damage::of_missing(&self.log.path) {
+            Damage::Gone(path) => Damage::LogGone(path),
+            other => other,
+        })
     }
 
     /// Repeats a check if another program has written meanwhile.

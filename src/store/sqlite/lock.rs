@@ -131,9 +131,15 @@ pub fn files(path: &Path) -> Vec<PathBuf> {
 }
 
 /// The one name of a file that may have several; absolute at least, where its directory is not there.
-#[must_use]
-pub fn resolved(path: &Path) -> PathBuf {
+fn resolved(path: &Path) -> PathBuf {
     resolve(path).or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Whether both are one file, by one of its names or several.
+#[must_use]
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).map(|there| (there.dev(), there.ino()));
+    resolved(one) == resolved(other) || matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// Locks a file; false while another process holds it.

@@ -19,6 +19,7 @@
 
 mod adopt;
 mod audit;
+mod damage;
 mod deliveries;
 mod delivery_reads;
 mod error;
@@ -53,7 +54,7 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::error::OpenError;
-pub use self::lock::{Lock, files, filesystem_warning, resolved};
+pub use self::lock::{Lock, files, filesystem_warning, is_same_file};
 pub use self::preview::{Preview, preview};
 use self::reader::{ListRequest, ReadRequest, Reader, ScanRequest};
 use self::reserve::Reserve;

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use rusqlite::wal::CheckpointMode;
 use rusqlite::{Connection, Error as SqlError, ErrorCode, params};
 
+use super::damage::Damage;
 use super::error::{self, Failure};
-use super::guard::{self, Damage, Guard};
+use super::guard::{self, Guard};
 use super::health::{Health, HealthChange};
 use super::reserve::{self, Reserve};
 use super::{row, schema};
