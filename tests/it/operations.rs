@@ -138,6 +138,21 @@ fn the_admin_listener_is_found_by_the_configuration() {
     assert_eq!(oncegate(&["health", "-c", &config, "--admin", &address.to_string()]).0, 0);
     let (status, _, error) = oncegate(&["reload", "-c", &config]);
     assert!(status == 78 && error.contains("oncegate.toml:1") && error.contains("was not asked"), "{status} {error}");
+    // Where the listener is named, the gate says what it thinks of the file, and needs a token for that.
+    let (status, _, error) = oncegate(&["reload", "-c", &config, "--admin", &address.to_string()]);
+    assert!(status == 1 && error.contains("oncegate.toml:1") && error.contains("without a token"), "{status} {error}");
+    assert!(error.contains("--token-file"), "{error}");
+}
+
+#[test]
+fn a_gate_without_a_token_is_asked_to_reload_a_file_that_is_broken() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let config = config_of(&gate.plan);
+    std::fs::write(&config, "[admin\n").expect("written");
+    let (status, _, error) = oncegate(&["reload", "-c", &config, "--admin", &gate.admin.to_string()]);
+    assert!(status == 78 && error.contains("the gate goes on with the former configuration"), "{status} {error}");
+    assert!(!error.contains("was not asked"), "{error}");
 }
 
 #[test]
