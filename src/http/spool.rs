@@ -8,6 +8,7 @@ use std::fs::File;
 use std::future::Future as _;
 use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -192,7 +193,7 @@ impl SpoolFile {
 pub(super) struct SpoolReader {
     file: Arc<SpoolFile>,
     offset: u64,
-    reading: Option<JoinHandle<io::Result<Bytes>>>,
+    reading: Option<io::Result<JoinHandle<io::Result<Bytes>>>>,
 }
 
 impl SpoolReader {
@@ -224,11 +225,18 @@ impl http_body::Body for SpoolReader {
             let size = usize::try_from(remaining).map_or(step, |left| left.min(step));
             // The buffer is allocated on the thread that frees it: the allocator caches freed memory by thread.
             let mut bytes = vec![0; size];
-            tokio::task::spawn_blocking(move || {
+            spawn(move || {
                 file.read_at(&mut bytes, offset)?;
                 Ok(counted(Bytes::from(bytes), permit))
             })
         });
+        let reading = match reading {
+            Ok(reading) => reading,
+            Err(_) => {
+                let failed = this.reading.take().and_then(Result::err).unwrap_or_else(no_thread);
+                return Poll::Ready(Some(Err(failed)));
+            }
+        };
         let done = ready!(Pin::new(reading).poll(cx));
         this.reading = None;
         let bytes = done.map_err(io::Error::other).flatten();
@@ -247,8 +255,22 @@ impl http_body::Body for SpoolReader {
     }
 }
 
+/// Runs it on a thread that may block, where there is one.
+fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
+    unless_it_panics(|| tokio::task::spawn_blocking(work))
+}
+
+/// Tokio panics where it has no thread that may block, and the system gives it none.
+fn unless_it_panics<T>(spawn: impl FnOnce() -> T) -> io::Result<T> {
+    catch_unwind(AssertUnwindSafe(spawn)).map_err(|_| no_thread())
+}
+
+fn no_thread() -> io::Error {
+    io::Error::new(io::ErrorKind::WouldBlock, "the system gives this process no more threads")
+}
+
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    let mut work = tokio::task::spawn_blocking(work);
+    let mut work = spawn(work)?;
     match timeout(DISK_TIMEOUT, &mut work).await {
         Ok(done) => done.map_err(io::Error::other)?,
         Err(_) => {
@@ -282,6 +304,13 @@ mod tests {
         assert_eq!(usage.disk.used(), PIECE as u64);
         assert!(matches!(spool.write(Bytes::from_static(b"9"), None).await, Err(Error::NoRoom)));
         assert_eq!(usage.disk.used(), 0);
+    }
+
+    #[test]
+    fn a_system_without_threads_is_an_error() {
+        let failed = unless_it_panics(|| panic!("OS can't spawn worker thread")).unwrap_err();
+        assert_eq!(failed.kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(unless_it_panics(|| 1).unwrap(), 1);
     }
 
     #[tokio::test(start_paused = true)]
