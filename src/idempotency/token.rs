@@ -94,13 +94,19 @@ impl TokenClaims {
         self.0.iter().find(|(known, _)| **known == *name).map(|(_, value)| value)
     }
 
-    /// The value of a claim that is a number, rounded down to whole seconds.
+    /// The value of a claim that is a number from zero on, rounded down to whole seconds.
     #[must_use]
     pub fn seconds(&self, name: &str) -> Option<u64> {
+        self.number(name).filter(|number| *number >= 0.0).map(|number| number as u64)
+    }
+
+    /// The value of a claim that is a number.
+    #[must_use]
+    pub fn number(&self, name: &str) -> Option<f64> {
         let Some(ClaimValue::Scalar(marked)) = self.get(name) else { return None };
         let [b'n', literal @ ..] = &**marked else { return None };
         let number: f64 = std::str::from_utf8(literal).ok()?.parse().ok()?;
-        (number >= 0.0 && number.is_finite()).then_some(number as u64)
+        number.is_finite().then_some(number)
     }
 
     /// About how much memory it takes, in bytes.
@@ -212,6 +218,9 @@ mod tests {
         let seconds =
             |written: &str| TokenClaims::parse(format!("{{\"exp\":{written}}}").as_bytes()).unwrap().seconds("exp");
         assert_eq!((seconds("12"), seconds("12.9"), seconds("1e3")), (Some(12), Some(12), Some(1000)));
+        let number =
+            |written: &str| TokenClaims::parse(format!("{{\"nbf\":{written}}}").as_bytes()).unwrap().number("nbf");
+        assert_eq!((number("-1.5"), number("12"), number("1e400")), (Some(-1.5), Some(12.0), None));
         for wrong in ["\"12\"", "-1", "null", "[1]", "1e400"] {
             assert_eq!(seconds(wrong), None, "{wrong}");
         }

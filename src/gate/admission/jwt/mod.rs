@@ -241,13 +241,14 @@ impl Settings {
     /// Holds that a token is good now, in seconds of Unix time. `jsonwebtoken` takes no fractions where the parser of JSON keeps
     /// numbers as they are written, as it does in this program.
     fn check_time(&self, claims: &TokenClaims, now: u64) -> Result<(), Unverified> {
-        let leeway = self.leeway.as_secs();
-        let expires = claims.seconds("exp").ok_or(Unverified::Token("it does not say when it expires (exp)"))?;
-        if now >= expires.saturating_add(leeway) {
+        // Before 1970, they are negative (RFC 7519, 2: NumericDate).
+        let (now, leeway) = (now as f64, self.leeway.as_secs() as f64);
+        let expires = claims.number("exp").ok_or(Unverified::Token("it does not say when it expires (exp)"))?;
+        if now >= expires.floor() + leeway {
             return Err(Unverified::Token("it has expired"));
         }
-        match claims.seconds("nbf") {
-            Some(begins) if now.saturating_add(leeway) < begins => Err(Unverified::Token("it is not valid yet")),
+        match claims.number("nbf") {
+            Some(begins) if now + leeway < begins.floor() => Err(Unverified::Token("it is not valid yet")),
             None if claims.get("nbf").is_some() => Err(Unverified::Token("its nbf is not a number")),
             _ => Ok(()),
         }

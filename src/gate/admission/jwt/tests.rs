@@ -161,7 +161,9 @@ fn forged_and_malformed_tokens_are_refused() {
     refused(&all, &token(r#"{"kid":"own"}"#, ANN, sign), "algorithm");
     refused(&all, &token(header, ANN, |_| Vec::new()), "signature");
     let fraction = token(header, r#"{"sub":"ann","exp":4102444800.75,"nbf":1e3}"#, sign);
+    let long_good = token(header, r#"{"sub":"ann","exp":4102444800,"nbf":-1}"#, sign);
     assert_eq!(subject(&all, &fraction), Ok("sann".to_owned()));
+    assert_eq!(subject(&all, &long_good), Ok("sann".to_owned()));
     let public = RSA_PEM.as_bytes();
     let by_rsa = settings(KeySet::of_pem(public).unwrap());
     for secret in [public, RSA_PEM.trim_end().as_bytes(), RSA.as_bytes()] {
@@ -200,7 +202,7 @@ fn forged_and_malformed_tokens_are_refused() {
         (r#"{"sub":"ann","exp":null}"#, "exp"),
         (r#"{"sub":"ann","exp":"4102444800"}"#, "exp"),
         (r#"{"sub":"ann","exp":1000}"#, "expired"),
-        (r#"{"sub":"ann","exp":-1}"#, ""),
+        (r#"{"sub":"ann","exp":-1}"#, "expired"),
         (r#"{"sub":"ann","exp":[4102444800]}"#, ""),
         (r#"{"sub":"ann","exp":1e400}"#, ""),
         (r#"{"sub":"ann","exp":4102444800,"nbf":4102444700}"#, "not valid yet"),
