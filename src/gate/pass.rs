@@ -21,6 +21,7 @@ use crate::http::answer::{announced_length, may_have_length};
 use crate::http::body::{Body, Progress};
 use crate::http::fault::fault_of;
 use crate::http::headers::{announce_trailers, to_client, to_upstream};
+use crate::http::max_forwards;
 use crate::http::problem::Problem;
 use crate::http::request_body::{BufferError, Buffered, RequestBody};
 use crate::http::upgrade::Upgrade;
@@ -130,6 +131,11 @@ pub(super) async fn forward(
     mut body: RequestBody,
     mut options: ForwardOptions<'_>,
 ) -> Reply {
+    if let Some(status) = max_forwards::count(&head.method, &mut head.headers) {
+        let mut answer = Response::new(Body::empty());
+        *answer.status_mut() = status;
+        return options.finish(Reply::new(Outcome::Passed, answer));
+    }
     let has_length = head.headers.contains_key(TRANSFER_ENCODING) || head.headers.contains_key(CONTENT_LENGTH);
     // Over HTTP/2 the end of a request without a body may come behind its head. An upstream that expects no body of these
     // methods could take one without chunks for another request.
@@ -381,7 +387,12 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
         Error::ClientBody(error) => client_body_problem(&**error),
         Error::Unknown(_) | Error::Framing | Error::Head(_) => {
             if let Some(others) = upstream.broken_log().due() {
-                tracing::warn!(upstream = name, cause = %error, others, "the upstream broke off");
+                match error.is_malformed_body() {
+                    true => {
+                        tracing::warn!(upstream = name, cause = %error, others, "the upstream's answer is malformed")
+                    }
+                    false => tracing::warn!(upstream = name, cause = %error, others, "the upstream broke off"),
+                }
             }
             Problem::new(Code::UpstreamBroken, upstream_fault(error))
         }
@@ -392,6 +403,9 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
 fn upstream_fault(error: &Error) -> &'static str {
     match error {
         Error::Unknown(error) if error.is_parse() => "the upstream's answer is not valid HTTP",
+        error if error.is_malformed_body() => {
+            "the upstream's answer is not valid HTTP: its chunks or its trailers are malformed"
+        }
         Error::Framing => "the upstream's answer is not valid HTTP: its end is ambiguous",
         Error::Head(_) => "the head of the upstream's answer is too large, or not valid HTTP",
         _ => "the upstream broke off before its answer was complete",

@@ -66,8 +66,8 @@ enum Kind {
 /// Why sending a body failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The other side's message broke off.
-    #[error("the message broke off: {0}")]
+    /// The other side's message broke off, or is malformed.
+    #[error("the message broke off or is malformed: {0}")]
     Broken(#[from] hyper::Error),
     /// The client's message timed out or is malformed.
     #[error("the request is refused: {0}")]

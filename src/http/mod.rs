@@ -15,6 +15,7 @@ pub mod headers;
 pub mod http1;
 mod http2;
 pub mod limits;
+pub mod max_forwards;
 pub mod memory;
 pub mod prefer;
 pub mod problem;

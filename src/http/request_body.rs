@@ -50,7 +50,7 @@ pub struct RequestBody {
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// It was cut off, or is malformed.
-    #[error("the request's body broke off: {0}")]
+    #[error("the request's body broke off or is malformed: {0}")]
     Broken(#[from] hyper::Error),
     /// It timed out, or has a field that is not allowed.
     #[error("{0}")]

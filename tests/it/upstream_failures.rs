@@ -448,6 +448,18 @@ fn a_problem_tells_an_answer_that_is_refused_from_one_that_broke_off() {
             "the head of the upstream's answer is too large, or not valid HTTP",
         ),
         ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "the upstream's answer is not valid HTTP"),
+        (
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nabc\r\n0\r\n\r\n",
+            "the upstream's answer is not valid HTTP: its chunks or its trailers are malformed",
+        ),
+        (
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nbad trailer\r\n\r\n",
+            "the upstream's answer is not valid HTTP: its chunks or its trailers are malformed",
+        ),
+        (
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nabc",
+            "the upstream broke off before its answer was complete",
+        ),
     ];
     for (answer, expected) in cases {
         let upstream = Upstream::start(move |_| Reply::raw(answer).close());

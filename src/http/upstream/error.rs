@@ -1,5 +1,6 @@
 //! Errors of sending a request.
 
+use std::error::Error as _;
 use std::io;
 use std::time::Duration;
 
@@ -12,11 +13,11 @@ pub enum Error {
     /// Provably nothing was sent.
     #[error("nothing was sent: {0}")]
     NotSent(#[source] NotSent),
-    /// The client's own body broke off, so the request was never whole.
-    #[error("the client's body broke off: {0}")]
+    /// The client's own body broke off or is malformed, so the request was never whole.
+    #[error("the client's body cannot be read: {0}")]
     ClientBody(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Bytes may have been sent.
-    #[error("the exchange broke off: {0}")]
+    #[error("the exchange failed: {}{}", .0, cause_of(.0))]
     Unknown(#[source] hyper::Error),
     /// The end of the answer is ambiguous, or it has an unsupported transfer coding (RFC 9112, 6).
     #[error("the end of the answer is ambiguous, or it has a transfer coding other than chunked")]
@@ -24,6 +25,25 @@ pub enum Error {
     /// The answer's head is refused as it comes.
     #[error("{0}")]
     Head(#[source] HeadFault),
+}
+
+impl Error {
+    /// Whether the chunks or the trailers of an answer are malformed, so that its end cannot be found.
+    #[must_use]
+    pub fn is_malformed_body(&self) -> bool {
+        let Self::Unknown(error) = self else { return false };
+        // The decoder's own errors have a text; those of connections have a kind alone, or that of the system.
+        let decoding = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+        decoding.is_some_and(|cause| {
+            matches!(cause.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData)
+                && cause.get_ref().is_some_and(|inner| !inner.is::<HeadFault>())
+        })
+    }
+}
+
+/// What is behind an error, which does not say so itself.
+fn cause_of(error: &hyper::Error) -> String {
+    error.source().map(|cause| format!(": {cause}")).unwrap_or_default()
 }
 
 /// Why nothing was sent.
