@@ -137,6 +137,8 @@ pub(super) async fn forward(
         return options.finish(Reply::new(Outcome::Passed, answer));
     }
     let has_length = head.headers.contains_key(TRANSFER_ENCODING) || head.headers.contains_key(CONTENT_LENGTH);
+    // HTTP/1.1 has trailers behind chunks only, which have no length.
+    let has_trailers = head.version == Version::HTTP_2 && head.headers.contains_key(TRAILER) && !body.is_end_stream();
     // Over HTTP/2 the end of a request without a body may come behind its head. An upstream that expects no body of these
     // methods could take one without chunks for another request.
     if !has_length
@@ -181,7 +183,7 @@ pub(super) async fn forward(
     // Its headers go on before it is sent. Who it counts for matters where connections are scarce.
     let known = upstream.is_scarce().then(|| head.party(options.scope));
     // HTTP/2 has bodies without a length, and hyper sends none with GET and HEAD unless the head says that there is one.
-    let is_chunked = head.headers.contains_key(TRANSFER_ENCODING) || progress.is_some() && !has_length;
+    let is_chunked = head.headers.contains_key(TRANSFER_ENCODING) || progress.is_some() && !has_length || has_trailers;
     // Met where the body has come; an older client does not know what it says (RFC 9110, 10.1.1).
     if progress.is_none() || head.version < Version::HTTP_11 {
         head.headers.remove(EXPECT);

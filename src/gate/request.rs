@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::header::HOST;
 use http::request::Parts;
+use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use crate::http::connection_memory::ConnectionMemory;
@@ -322,10 +323,18 @@ impl Head {
 
     /// The target as the upstream gets it: path and query, byte for byte.
     pub(super) fn target(&self) -> Uri {
-        match (self.uri.authority(), self.uri.path_and_query()) {
-            (Some(_), Some(target)) => Uri::from(target.clone()),
-            _ => self.uri.clone(),
+        target_of(&self.uri)
+    }
+}
+
+fn target_of(uri: &Uri) -> Uri {
+    match (uri.authority(), uri.path_and_query()) {
+        // `http://host?query` has an empty path, which is `/` in any other form (RFC 9112, 3.2.1).
+        (Some(_), Some(target)) if target.as_str().starts_with('?') => {
+            PathAndQuery::try_from(target.to_string()).map_or_else(|_| uri.clone(), Uri::from)
         }
+        (Some(_), Some(target)) => Uri::from(target.clone()),
+        _ => uri.clone(),
     }
 }
 
@@ -523,6 +532,16 @@ mod tests {
         }
         let unfit = claim_unfit(&ScopePart::parse("jwt:roles").unwrap()).detail;
         assert!(unfit.starts_with("the claim `roles` of the token is neither text"), "{unfit}");
+    }
+
+    /// `:path` of HTTP/2 has no other form (RFC 9113, 8.3.1).
+    #[test]
+    fn an_empty_path_is_a_slash() {
+        for (uri, target) in
+            [("http://a?x=1", "/?x=1"), ("http://a", "/"), ("http://a/?x", "/?x"), ("/x?y", "/x?y"), ("*", "*")]
+        {
+            assert_eq!(target_of(&uri.parse().unwrap()), target, "{uri}");
+        }
     }
 
     #[test]

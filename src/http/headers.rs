@@ -7,6 +7,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
 use super::forwarding::{self, ForwardedHeaders, Forwarding, PeerInfo, continue_or_start_trace};
+use super::white_space::trimmed;
 use crate::idempotency::record::RequestId;
 use crate::idempotency::settle::CONTROL;
 use crate::telemetry::spans::SpanContext;
@@ -210,7 +211,7 @@ pub fn without_forbidden_fields(mut trailers: HeaderMap) -> HeaderMap {
     for name in forwarding::NAMES.iter().chain(&STRIPPED_TRAILERS) {
         trailers.remove(name);
     }
-    trailers
+    without(trimmed(trailers), is_hop_by_hop)
 }
 
 /// Removes the trailers of a request that would pass for headers that its key, its caller or its content are known by: `kept`, and
@@ -680,6 +681,17 @@ mod tests {
         let out = to_client(headers, &[]);
         assert!(!out.contains_key(CONTENT_LENGTH));
         assert!(out.contains_key("etag"));
+    }
+
+    /// h2 does not send a message that has one, and does not end its stream either.
+    #[test]
+    fn no_trailer_is_for_one_connection() {
+        for name in
+            ["connection", "transfer-encoding", "te", "upgrade", "keep-alive", "proxy-connection", "http2-settings"]
+        {
+            let trailers = without_forbidden_fields(map(&[("x-sum", " 9 "), (name, "v"), ("x-more", "1")]));
+            assert_eq!(trailers, map(&[("x-sum", "9"), ("x-more", "1")]), "{name}");
+        }
     }
 
     #[test]

@@ -30,3 +30,4 @@ pub mod spool;
 pub mod upgrade;
 pub mod upstream;
 pub mod usage;
+mod white_space;

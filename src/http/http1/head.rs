@@ -6,6 +6,7 @@ use crate::http::fault::Fault;
 use crate::http::forwarding::is_token;
 use crate::http::headers::members;
 use crate::http::limits::{Limits, MAX_TRAILERS, size_of_fields};
+use crate::http::white_space::is_padded;
 
 /// The longest target. `http::Uri` takes no longer one.
 const LONGEST_TARGET: usize = 65_534;
@@ -94,6 +95,9 @@ pub(in crate::http) fn judge_trailer_fields(trailers: &HeaderMap, limits: &Limit
     }
     if REFUSED_TRAILERS.iter().any(|forbidden| trailers.contains_key(*forbidden)) {
         return Err(FORBIDDEN_TRAILER);
+    }
+    if trailers.values().any(is_padded) {
+        return Err(Fault::Malformed("a trailer has white space around its value (RFC 9113, 8.2.1)"));
     }
     Ok(())
 }
@@ -467,6 +471,11 @@ mod tests {
         assert!(judge_trailers(b"\r\n", &limits).is_ok());
         for wrong in [&b"Content-Length: 5\r\n\r\n"[..], b"host: a\r\n\r\n", b"A : b\r\n\r\n", b" x\r\n\r\n"] {
             assert!(judge_trailers(wrong, &limits).is_err());
+        }
+        let of = |value| HeaderMap::from_iter([(http::header::VIA, http::HeaderValue::from_static(value))]);
+        assert!(judge_trailer_fields(&of("a b"), &limits).is_ok());
+        for padded in [" a", "a\t", " "] {
+            assert!(matches!(judge_trailer_fields(&of(padded), &limits), Err(Fault::Malformed(_))), "{padded:?}");
         }
     }
 }

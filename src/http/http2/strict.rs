@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderValue, Method};
 use crate::http::fault::Fault;
 use crate::http::http1::check_target;
 use crate::http::limits::{LINE_OVERHEAD, Limits, size_of_fields};
+use crate::http::white_space::is_padded;
 
 /// Checks a head, and joins its cookies.
 pub(super) fn judge(parts: &mut Parts, limits: &Limits) -> Result<(), Fault> {
@@ -28,12 +29,11 @@ pub(super) fn judge(parts: &mut Parts, limits: &Limits) -> Result<(), Fault> {
         return Err(Fault::TooManyHeaders);
     }
     for (name, value) in &parts.headers {
-        let (value, is_padding) = (value.as_bytes(), |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t')));
-        if is_padding(value.first()) || is_padding(value.last()) {
+        if is_padded(value) {
             return Err(Fault::Malformed("a header has white space around its value (RFC 9113, 8.2.1)"));
         }
         if *name == EXPECT {
-            Fault::of_expectation(value, false)?;
+            Fault::of_expectation(value.as_bytes(), false)?;
         }
     }
     check_length(&parts.headers)
@@ -70,7 +70,8 @@ fn join_cookies(headers: &mut HeaderMap) {
     if crumbs.nth(1).is_none() {
         return;
     }
-    let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    let crumbs = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
+    let crumbs: Vec<_> = crumbs.filter(|crumb| !crumb.is_empty()).collect();
     // Valid values joined by valid text are a valid value.
     if let Ok(cookies) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
         headers.insert(COOKIE, cookies);
@@ -132,6 +133,9 @@ mod tests {
         let headers = judged("GET", "http://a/", &lines).unwrap();
         assert_eq!(headers.get_all(COOKIE).iter().collect::<Vec<_>>(), ["a=b; c=d; e=f; g=h"]);
         assert_eq!(headers.get_all("x").iter().count(), 1);
+        // Joined, an empty one would leave white space at the end.
+        let empty = judged("GET", "http://a/", &[("cookie", ""), ("cookie", "a=b"), ("cookie", "")]).unwrap();
+        assert_eq!(empty.get_all(COOKIE).iter().collect::<Vec<_>>(), ["a=b"]);
         // However many there are, they count as one of four.
         let many: Vec<_> =
             std::iter::repeat_n(("cookie", "a=b"), 50).chain([("x", "1"), ("y", "1"), ("z", "1")]).collect();

@@ -24,6 +24,7 @@ use super::remote_state::RemoteState;
 use super::stream_slots::{BodyChunk, StreamPermit, StreamSlots};
 use super::{Io, NotSent, Reuse, Settings};
 use crate::http::body::{self, Body};
+use crate::http::white_space::trimmed;
 
 /// The maximum number of concurrent streams on a connection, even if the upstream allows more.
 pub(super) const MAX_STREAMS: usize = 100;
@@ -224,7 +225,11 @@ impl ReservedStream {
                 sending.await
             }
         };
-        answered.map_err(|mut refused| {
+        let trim = |mut response: Response<Incoming>| {
+            *response.headers_mut() = trimmed(std::mem::take(response.headers_mut()));
+            response
+        };
+        answered.map(trim).map_err(|mut refused| {
             if let Some(whole) = refused.take_message() {
                 return SendError::Unsent(back(whole), NotSent::Closed(refused.into_error()));
             }

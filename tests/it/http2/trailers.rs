@@ -3,8 +3,11 @@
 use crate::support::frames::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, Ended, Ending, Frames, HEADERS, block, frame, request,
 };
+use http_body_util::BodyExt as _;
+
 use crate::support::http2::{Http2, post};
-use crate::support::{Gate, Reply, Upstream, eventually};
+use crate::support::service::{Asked, Service};
+use crate::support::{Client, Gate, Reply, Upstream, eventually};
 
 const PROTOCOL_ERROR: u32 = 1;
 
@@ -98,4 +101,53 @@ fn a_head_above_a_low_limit_gets_a_problem() {
     assert_eq!((refused.status, refused.get("idempotency-status")), (431, "headers-too-large"));
     assert_eq!(gate.metric("oncegate_limit_exceeded_total", &["limit=\"max_header_size\""]), 1.0);
     client.send(of(1700)).expect(200, "executed");
+}
+
+/// h2 sends no message with a trailer that is for one connection, and does not end its stream either: the client would wait for the
+/// timeout.
+#[test]
+fn a_trailer_for_one_connection_does_not_reach_http_2() {
+    let service = Service::start(|_: &Asked| (200, vec![], "x", vec![]));
+    let gate = Gate::before_url(&service.url()).upstream("protocol = \"h2\"").start();
+    for key in ["", "Idempotency-Key: k\r\n"] {
+        let mut client = Client::connect(gate.address);
+        client.send(format!(
+            "POST /x HTTP/1.1\r\nHost: a\r\n{key}Trailer: Keep-Alive, X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n\
+             1\r\na\r\n0\r\nKeep-Alive: v\r\nUpgrade: x\r\nX-Sum: 9\r\n\r\n"
+        ));
+        assert_eq!(client.response().status, 200, "{key:?}");
+    }
+    let upstream = Upstream::start(|_| {
+        Reply::raw(
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum, Keep-Alive\r\n\r\n1\r\nx\r\n0\r\nKeep-Alive: v\r\n\
+             X-Sum: 7\r\n\r\n",
+        )
+    });
+    let gate = Gate::before(&upstream).start();
+    let mut client = Http2::connect(&gate);
+    for word in ["executed", "replayed"] {
+        let answer = client.post("/pay", "k", "");
+        assert_eq!(answer.expect(200, word).trailers.as_ref().unwrap()["x-sum"], "7");
+    }
+}
+
+/// Over HTTP/1.1 trailers come behind chunks, which have no length.
+#[test]
+fn announced_trailers_of_a_request_with_a_length_reach_http_1() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let mut client = Http2::connect(&gate);
+    for length in [3, 100_000] {
+        let data = bytes::Bytes::from(vec![b'a'; length]);
+        let trailers =
+            http::HeaderMap::from_iter([(http::HeaderName::from_static("x-sum"), http::HeaderValue::from_static("9"))]);
+        let frames = [Ok(http_body::Frame::data(data)), Ok(http_body::Frame::trailers(trailers))];
+        let body = http_body_util::StreamBody::new(futures_util::stream::iter(frames)).boxed();
+        let request =
+            http::Request::post("http://gate.test/x").header("content-length", length).header("trailer", "x-sum");
+        assert_eq!(client.try_send(request.body(body).unwrap()).unwrap().status, 200);
+        let seen = upstream.last();
+        assert_eq!((seen.body.bytes.len(), seen.head.get("content-length")), (length, None));
+        assert_eq!(seen.body.trailers, [(b"x-sum".to_vec(), b"9".to_vec())]);
+    }
 }
