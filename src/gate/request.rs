@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use http::header::HOST;
 use http::request::Parts;
-use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use crate::http::connection_memory::ConnectionMemory;
@@ -329,11 +328,9 @@ impl Head {
 
 fn target_of(uri: &Uri) -> Uri {
     match (uri.authority(), uri.path_and_query()) {
-        // `http://host?query` has an empty path, which is `/` in any other form (RFC 9112, 3.2.1).
-        (Some(_), Some(target)) if target.as_str().starts_with('?') => {
-            PathAndQuery::try_from(target.to_string()).map_or_else(|_| uri.clone(), Uri::from)
-        }
-        (Some(_), Some(target)) => Uri::from(target.clone()),
+        (Some(_), Some(target)) if !target.as_str().starts_with('?') => Uri::from(target.clone()),
+        // The path of `http://host?query` is empty, which is `/` in any other form (RFC 9112, 3.2.1).
+        (Some(_), Some(target)) => target.to_string().parse().unwrap_or_else(|_| uri.clone()),
         _ => uri.clone(),
     }
 }

@@ -1,4 +1,4 @@
-//! Which rules of identities are in force. Nothing is claimed by others.
+//! Which identity rules are in force. Nothing is claimed by others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

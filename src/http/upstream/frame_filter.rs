@@ -1,7 +1,7 @@
 //! Filters the frames of an upstream beneath hyper.
 
 use std::collections::VecDeque;
-use std::future::Future as _;
+use std::future::{Future as _, poll_fn};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::MAX_INTERIM;
@@ -37,6 +38,9 @@ const MAX_REMEMBERED: usize = 256;
 
 /// How long after a GOAWAY a response may still arrive on a stream above its last stream ID.
 const GOAWAY_GRACE: Duration = Duration::from_millis(100);
+
+/// For how long it may still be read then, before what has come counts as late: a gate that stood still reads late what came in time.
+const GOAWAY_OVERDUE: Duration = Duration::from_secs(1);
 
 /// A connection on which more bytes than this were dropped accepts no more requests: h2 does not see them, and so
 /// never returns their share of the connection window, which is four times as large.
@@ -118,19 +122,25 @@ impl<T> FrameFilter<T> {
         Self { inner, reader: FrameReader::new(remote), ready, unread, end: None, goaway_timer: None }
     }
 
-    /// Returns a held GOAWAY if it is due; otherwise `cx` is woken when it is.
-    fn emit_goaway(&mut self, cx: &mut Context<'_>) {
-        let Some((_, since)) = self.reader.goaway else { return };
+    /// For how long a held GOAWAY has been due, if it is; otherwise `cx` is woken when it is.
+    fn goaway_due_for(&mut self, cx: &mut Context<'_>) -> Option<Duration> {
+        let (_, since) = self.reader.goaway?;
         let at = since + GOAWAY_GRACE;
         let goaway_timer = self.goaway_timer.get_or_insert_with(|| Box::pin(sleep_until(at)));
         if goaway_timer.deadline() != at {
             goaway_timer.as_mut().reset(at);
         }
-        let is_due = goaway_timer.as_mut().poll(cx).is_ready() || self.end.is_some();
-        if is_due && self.reader.is_between() {
+        goaway_timer.as_mut().poll(cx).is_ready().then(|| at.elapsed())
+    }
+
+    /// Returns a held GOAWAY, unless a frame is under way. Returns whether there was one to return.
+    fn emit_goaway(&mut self) -> bool {
+        let may = self.reader.goaway.is_some() && self.reader.is_between();
+        if may {
             self.goaway_timer = None;
             self.reader.emit_goaway(&mut self.ready);
         }
+        may
     }
 
     /// Filters the input. Returns whether any of it can be returned.
@@ -368,12 +378,28 @@ fn reset(stream: u32, [e, f, g, h]: [u8; 4]) -> [u8; HEADER + 4] {
     [0, 0, 4, RST_STREAM, 0, a, b, c, d, e, f, g, h]
 }
 
+/// Reads what has come. `is_last` is a last look, at which the runtime must not say that there is nothing only for the task to give way.
+fn poll_inner<T: AsyncRead + Unpin>(
+    inner: &mut T,
+    cx: &mut Context<'_>,
+    buffer: &mut ReadBuf<'_>,
+    is_last: bool,
+) -> Poll<io::Result<()>> {
+    if !is_last {
+        return Pin::new(inner).poll_read(cx, buffer);
+    }
+    let mut reading = unconstrained(poll_fn(|cx| Pin::new(&mut *inner).poll_read(cx, buffer)));
+    Pin::new(&mut reading).poll(cx)
+}
+
 impl<T: AsyncRead + Unpin> AsyncRead for FrameFilter<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         loop {
-            if this.ready.is_empty() {
-                this.emit_goaway(cx);
+            let due_for = if this.ready.is_empty() { this.goaway_due_for(cx) } else { None };
+            if this.ready.is_empty() && (this.end.is_some() || due_for.is_some_and(|due_for| due_for >= GOAWAY_OVERDUE))
+            {
+                this.emit_goaway();
             }
             if !this.ready.is_empty() {
                 let count = this.ready.len().min(buffer.remaining());
@@ -389,8 +415,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for FrameFilter<T> {
             let count = if this.unread.is_empty() && buffer.remaining() > HEADER {
                 // The usual case, without a copy.
                 let before = buffer.filled().len();
-                let read = Pin::new(&mut this.inner).poll_read(cx, buffer);
-                match ready!(read) {
+                let read = match poll_inner(&mut this.inner, cx, buffer, due_for.is_some()) {
+                    Poll::Pending if due_for.is_some() && this.emit_goaway() => continue,
+                    read => ready!(read),
+                };
+                match read {
                     Ok(()) => {
                         let came = buffer.filled().len() - before;
                         this.reader.remote.record_activity();
@@ -408,7 +437,10 @@ impl<T: AsyncRead + Unpin> AsyncRead for FrameFilter<T> {
             } else {
                 let mut scratch = [0; SCRATCH];
                 let mut scratch = ReadBuf::new(&mut scratch);
-                let read = ready!(Pin::new(&mut this.inner).poll_read(cx, &mut scratch));
+                let read = match poll_inner(&mut this.inner, cx, &mut scratch, due_for.is_some()) {
+                    Poll::Pending if due_for.is_some() && this.emit_goaway() => continue,
+                    read => ready!(read),
+                };
                 this.unread.extend_from_slice(scratch.filled());
                 this.reader.remote.record_activity();
                 read.map(|()| scratch.filled().len())
@@ -419,7 +451,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for FrameFilter<T> {
                     this.end = Some(end.map(|_| ()));
                     // An incomplete header is returned unchanged.
                     let cut = this.unread.split();
-                    this.emit_goaway(cx);
+                    this.emit_goaway();
                     if this.reader.is_between() {
                         this.reader.emit_ends(&mut this.ready);
                     }
@@ -598,6 +630,27 @@ mod tests {
         assert_eq!(read(&short).await.0, short);
         let unknown = frame(UNKNOWN_KIND, 0, 0, &[0; 8]);
         assert_eq!(read(&unknown).await.0, unknown);
+    }
+
+    /// As where the machine was busy with something else.
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_came_in_time_and_is_read_late_counts() {
+        let answer = frame(HEADERS, END_HEADERS | END_STREAM, 1, HEAD);
+        for (late, is_in_time) in [(GOAWAY_GRACE * 3, true), (GOAWAY_GRACE + GOAWAY_OVERDUE, false)] {
+            let (mut upstream, receiver) = tokio::io::duplex(1 << 10);
+            let mut frames = FrameFilter::new(receiver, Arc::default());
+            upstream.write_all(&goaway(0, 0)).await.unwrap();
+            frames.read_exact(&mut vec![0; goaway(0, 0).len()]).await.unwrap();
+            upstream.write_all(&answer).await.unwrap();
+            tokio::time::advance(late).await;
+            let expected = match is_in_time {
+                true => [&answer[..], &resets(1, 0), &goaway(0, 2)].concat(),
+                false => goaway(0, 2),
+            };
+            let mut came = vec![0; expected.len()];
+            frames.read_exact(&mut came).await.unwrap();
+            assert_eq!(came, expected, "{late:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -189,6 +189,18 @@ impl Http2Pool {
         stream
     }
 
+    /// Closes the connections of a thread that have had no stream for as long as requests may reuse one. Returns whether none is left.
+    pub(super) fn sweep(&self, shard: usize) -> bool {
+        let is_unused =
+            |connection: &mut Arc<Http2Connection>| !connection.is_alive() || connection.is_unused(Reuse::Unprotected);
+        let mut open = self.open(shard);
+        let unused: Vec<_> = open.extract_if(.., is_unused).collect();
+        let is_empty = open.is_empty();
+        drop(open);
+        drop(unused);
+        is_empty
+    }
+
     /// Closes a connection that carries nothing and may not carry a request of this purpose.
     pub(super) fn evict_unused(&self, purpose: Purpose) {
         let is_evictable = |connection: &Arc<Http2Connection>| {

@@ -266,10 +266,16 @@ impl Upstream {
         else {
             let permit = match pool_limit.try_acquire() {
                 Some(permit) => permit,
-                None => match self.wait_for_permit(purpose).await? {
-                    Checkout::Permit(permit) => permit,
-                    Checkout::Connection(connection) => return Ok((Transport::Http1(*connection), true)),
-                },
+                None => {
+                    // A connection that this request has no use for may hold the last one.
+                    if let Some(http2_pool) = http2_pool {
+                        http2_pool.evict_unused(purpose);
+                    }
+                    match self.wait_for_permit(purpose).await? {
+                        Checkout::Permit(permit) => permit,
+                        Checkout::Connection(connection) => return Ok((Transport::Http1(*connection), true)),
+                    }
+                }
             };
             return Ok((self.open(permit, purpose).await?, false));
         };
@@ -349,7 +355,9 @@ impl Upstream {
             None => connection?,
         };
         // A connection that accepts no stream at all is unusable.
-        http2_pool.insert(connection).map(Transport::Http2).ok_or(NotSent::Ended)
+        let stream = http2_pool.insert(connection);
+        self.ensure_sweeper();
+        stream.map(Transport::Http2).ok_or(NotSent::Ended)
     }
 
     /// Waits until a connection may be opened, or a stream on one is free.

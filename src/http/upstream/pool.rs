@@ -139,7 +139,7 @@ impl Upstream {
     }
 
     /// Starts the sweeper of this thread if it is not running.
-    fn ensure_sweeper(&self) {
+    pub(super) fn ensure_sweeper(&self) {
         let shard = shards::index();
         let is_running = &self.0.sweepers.0[shard];
         if !is_running.load(Ordering::Relaxed) {
@@ -342,16 +342,17 @@ impl Sweepers {
     }
 }
 
-/// Closes connections that were idle for too long: they take memory and file descriptors. Runs until the thread has no idle
-/// connections.
+/// Closes connections that were idle for too long: they take memory, file descriptors and permits. Runs until the thread has no
+/// connections that could be idle.
 async fn sweep(upstream: Weak<Inner>, shard: usize) {
     loop {
         sleep(INTERVAL).await;
         let Some(upstream) = upstream.upgrade().map(Upstream) else { return };
+        let has_no_http2 = upstream.0.http2_pool.as_ref().is_none_or(|http2_pool| http2_pool.sweep(shard));
         let mut idle = upstream.idle(shard);
         let old = idle.partition_point(|entry| entry.since.elapsed() >= UNPROTECTED_IDLE);
         let old: Vec<IdleConnection> = idle.drain(..old).collect();
-        if idle.is_empty() {
+        if idle.is_empty() && has_no_http2 {
             upstream.0.sweepers.0[shard].store(false, Ordering::Relaxed);
             return;
         }

@@ -237,6 +237,12 @@ impl RemoteClient {
         (queue.writes.len(), queue.bytes)
     }
 
+    /// When the log last had that it is down.
+    #[cfg(test)]
+    pub(super) fn reported_at(&self) -> Option<Instant> {
+        self.shared.lock().reported_at
+    }
+
     fn push_delete(&self, id: RecordId, operation: CacheOperation) {
         let mut queue = self.shared.lock();
         // The oldest are dropped first: their values have nearly expired.
