@@ -18,6 +18,7 @@ pub mod consumers;
 pub mod gate;
 pub mod http;
 pub mod idempotency;
+pub mod net;
 pub mod route;
 pub mod store;
 pub mod telemetry;

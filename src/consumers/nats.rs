@@ -5,11 +5,11 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use async_nats::Client;
 use async_nats::jetstream::consumer::pull::{Batch, BatchError};
 use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer};
 use async_nats::jetstream::context::{GetStreamByNameErrorKind, PublishErrorKind};
 use async_nats::jetstream::{self, AckKind, Context, Message, stream};
-use async_nats::{Client, ConnectOptions};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::FutureExt as _;
@@ -19,12 +19,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use super::settings::address;
 use super::source::{
     CONSUMER, ConnectionHistory, EndReply, Error, MessageEnd, POSITION, REASON, Received, Subscription, append,
 };
-use super::{Nats, NatsLogin, Settings};
+use super::{Nats, Settings};
 
+mod connecting;
 mod trouble;
 mod unreadable;
 
@@ -107,22 +107,7 @@ pub(super) async fn subscribe(
 ) -> Result<Box<dyn Subscription>, Error> {
     let (troubled, trouble) = watch::channel(None);
     let trouble = Trouble(trouble);
-    let options = match &source.login {
-        NatsLogin::Anonymous => ConnectOptions::new(),
-        NatsLogin::Token(token) => ConnectOptions::with_token(token.clone()),
-        NatsLogin::User(user, password) => ConnectOptions::with_user_and_password(user.clone(), password.clone()),
-    };
-    let noted = move |event| {
-        if let Some(why) = trouble::of(&event) {
-            troubled.send_modify(|known| *known = Some(known.take().unwrap_or(why)));
-        }
-        std::future::ready(())
-    };
-    let options = options.name(format!("oncegate {}", settings.name)).event_callback(noted);
-    let scheme = if source.is_encrypted { "tls" } else { "nats" };
-    let servers: Vec<String> =
-        source.servers.iter().map(|(host, port)| format!("{scheme}://{}", address(host, *port))).collect();
-    let client = options.require_tls(source.is_encrypted).connect(servers).await.map_err(failed)?;
+    let client = connecting::connect(&settings.name, source, troubled).await?;
     // Where the user has too few rights, no answer comes.
     let mut troubling = trouble.clone();
     tokio::select! {

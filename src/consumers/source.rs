@@ -22,6 +22,10 @@ pub(super) const POSITION: &str = "x-oncegate-position";
 /// How many headers a message may have. A map takes no more than 24,576, and the gate adds some of its own.
 const MOST_HEADERS: usize = 10_000;
 
+/// How long the name of a broker may be looked up: less than a connection may take to open, so that the log says what hangs.
+#[cfg_attr(not(any(feature = "amqp", feature = "nats")), expect(dead_code, reason = "no broker"))]
+pub(super) const LOOKUP: Duration = Duration::from_secs(8);
+
 /// How long a broker may take to acknowledge a message, or to keep a dead letter, if it says nothing else.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 

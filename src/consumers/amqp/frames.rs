@@ -15,7 +15,7 @@ use std::future::Future;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,15 @@ use async_rs::traits::Reactor;
 use async_rs::util::RuntimeParts;
 use async_rs::{Runtime, Tokio};
 use futures_io::{AsyncRead, AsyncWrite};
-use futures_util::Stream;
-use lapin::tcp::{AMQPUriTcpExt as _, AsyncTcpStream};
-use lapin::uri::AMQPUri;
+use futures_util::future::{FutureExt as _, Shared};
+use futures_util::{Stream, future};
+use lapin::tcp::{AsyncTcpStream, TLSConfig};
+use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Connection, ConnectionProperties};
+use tokio::sync::oneshot;
+
+use super::super::source::LOOKUP;
+use crate::net::{ATTEMPT_DELAY, Names, race};
 
 /// Stands for each byte of a short string that is no text.
 const UNREADABLE: u8 = 1;
@@ -72,22 +77,60 @@ const CONTENT_TYPE: u16 = 1 << 15;
 const CONTENT_ENCODING: u16 = 1 << 14;
 const HEADERS: u16 = 1 << 13;
 
-/// Connects.
+/// What a handshake is awaited by: it ends well, or an error says that it is given up.
+type Handshake = Shared<oneshot::Receiver<()>>;
+
+/// Connects. The library has a thread for each connection, which would wait for ever for a broker that says nothing: where this is
+/// given up, the thread ends.
 pub(super) async fn connect(uri: AMQPUri, properties: ConnectionProperties) -> lapin::Result<Connection> {
     let runtime = Runtime::new(RuntimeParts::new(Tokio::current(), ReadableReactor(Tokio::current())));
-    let connect = async |uri: AMQPUri, _| {
-        let stream = uri.connect_async(&Runtime::tokio_current()).await?;
-        Ok(AsyncTcpStream::Plain(Readable::new(stream)))
+    let (handshake, awaited) = oneshot::channel();
+    let awaited = awaited.shared();
+    let connect = async move |uri: AMQPUri, _| {
+        let opening = pin!(open(&uri));
+        // Nothing completes it before there is a stream.
+        let stream = match future::select(opening, awaited.clone()).await {
+            future::Either::Left((stream, _)) => stream?,
+            future::Either::Right(_) => return Err(given_up().into()),
+        };
+        Ok(AsyncTcpStream::Plain(Readable { handshake: Some(awaited.clone()), ..Readable::new(stream) }))
     };
-    Connection::connector(uri, runtime, connect, properties).await
+    let connection = Connection::connector(uri, runtime, connect, properties).await?;
+    // Dropped before, it ends the thread.
+    let _ = handshake.send(());
+    Ok(connection)
 }
+
+fn given_up() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "no answer in time")
+}
+
+/// A stream to the broker, encrypted if it is to be.
+async fn open(uri: &AMQPUri) -> io::Result<AsyncTcpStream<Tcp>> {
+    let authority = &uri.authority;
+    let addresses = Names::global().resolve_within(LOOKUP, &authority.host, authority.port).await?;
+    let stream = AsyncTcpStream::Plain(open_one_of(addresses).await?);
+    match uri.scheme {
+        AMQPScheme::AMQP => Ok(stream),
+        AMQPScheme::AMQPS => stream.into_tls(&authority.host, TLSConfig::default()).await,
+    }
+}
+
+/// A connection to the first of these addresses that takes it.
+async fn open_one_of(addresses: Vec<SocketAddr>) -> io::Result<Tcp> {
+    let tokio = Tokio::current();
+    let opened = race(ATTEMPT_DELAY, addresses.into_iter(), |address| tokio.tcp_connect_addr(address)).await;
+    opened.map_err(|error| error.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()))
+}
+
+type Tcp = <Tokio as Reactor>::TcpStream;
 
 /// The reactor of tokio, whose streams are [`Readable`].
 #[derive(Clone, Debug)]
 struct ReadableReactor(Tokio);
 
 impl Reactor for ReadableReactor {
-    type TcpStream = Readable<AsyncTcpStream<<Tokio as Reactor>::TcpStream>>;
+    type TcpStream = Readable<AsyncTcpStream<Tcp>>;
     type Sleep = <Tokio as Reactor>::Sleep;
 
     fn register<H: Read + Write + AsFd + AsRawFd + Send + 'static>(
@@ -118,17 +161,24 @@ impl Reactor for ReadableReactor {
 struct Readable<S> {
     stream: S,
     filter: FrameFilter,
+    /// There, until it has ended well.
+    handshake: Option<Handshake>,
 }
 
 impl<S> Readable<S> {
     fn new(stream: S) -> Self {
-        Self { stream, filter: FrameFilter::default() }
+        Self { stream, filter: FrameFilter::default(), handshake: None }
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Readable<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
-        let Self { stream, filter } = &mut *self;
+        let Self { stream, filter, handshake } = &mut *self;
+        match handshake.as_mut().map(|handshake| handshake.poll_unpin(cx)) {
+            Some(Poll::Ready(Ok(()))) => *handshake = None,
+            Some(Poll::Ready(Err(_))) => return Poll::Ready(Err(given_up())),
+            Some(Poll::Pending) | None => {}
+        }
         loop {
             let given = filter.give(into);
             if given > 0 || into.is_empty() {
@@ -408,6 +458,7 @@ impl<'a> PayloadReader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::testing::SilentAddress;
 
     fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
         let size = u32::try_from(payload.len()).unwrap().to_be_bytes();
@@ -468,6 +519,47 @@ mod tests {
                 Poll::Pending => {}
             }
         }
+    }
+
+    /// A broker that takes connections and says nothing, and the URI of it.
+    fn silent() -> (std::net::TcpListener, AMQPUri) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let uri = format!("amqp://{}", listener.local_addr().unwrap()).parse().unwrap();
+        (listener, uri)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn connections_that_are_given_up_are_closed() {
+        let (listener, uri) = silent();
+        let mut accepted = Vec::new();
+        for _ in 0..3 {
+            let connecting = tokio::spawn(connect(uri.clone(), ConnectionProperties::default()));
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            // The library has begun its handshake.
+            let mut header = [0; 8];
+            stream.read_exact(&mut header).unwrap();
+            assert_eq!(&header, b"AMQP\x00\x00\x09\x01");
+            connecting.abort();
+            accepted.push(stream);
+        }
+        for mut stream in accepted {
+            assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "it is closed");
+        }
+        // It was not connected to again.
+        listener.set_nonblocking(true).unwrap();
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[tokio::test]
+    async fn a_silent_address_keeps_from_no_other() {
+        let silent = SilentAddress::at("127.0.0.1:0".parse().unwrap());
+        let good = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let opening = open_one_of(vec![silent.address(), good.local_addr().unwrap()]);
+        let opened =
+            tokio::time::timeout(Duration::from_secs(10), async { tokio::join!(opening, good.accept()) }).await;
+        let (stream, accepted) = opened.expect("the good address was not tried");
+        assert!(stream.is_ok() && accepted.is_ok());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -10,23 +10,20 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use super::io::{SocketState, UpstreamIo};
-use super::names::Names;
 use super::settings::UpstreamAddress;
 use super::tls::TlsConnectors;
 use super::{Io, NotSent};
 use crate::http::socket::configure_tcp;
+use crate::net::{ATTEMPT_DELAY, Names, race};
 
 /// How long a failed endpoint is tried after all others.
 const EJECTION: Duration = Duration::from_secs(10);
 
 /// How many consecutive failures eject an endpoint.
 const MAX_CONSECUTIVE_FAILURES: u32 = 3;
-
-/// The connection attempt delay: when the next address is tried in parallel (RFC 8305, 5).
-const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// The maximum number of remembered endpoints: a name may resolve to ever new addresses.
 const MAX_ENDPOINTS: usize = 1024;
@@ -171,27 +168,8 @@ impl Endpoints {
         if let [only] = candidates {
             return self.open_one(only, with_h2).await;
         }
-        let mut candidates = candidates.iter();
-        let mut opening = FuturesUnordered::new();
-        let mut first_error = None;
-        loop {
-            if let Some(next) = candidates.next() {
-                opening.push(self.open_one(next, with_h2));
-            }
-            let ended = tokio::select! {
-                biased;
-                ended = opening.next() => ended,
-                () = sleep(ATTEMPT_DELAY), if candidates.len() > 0 => continue,
-            };
-            match ended {
-                Some(Ok(opened)) => return Ok(opened),
-                Some(Err(error)) => _ = first_error.get_or_insert(error),
-                None => {
-                    let none = || NotSent::Connect(io::ErrorKind::AddrNotAvailable.into());
-                    return Err(first_error.unwrap_or_else(none));
-                }
-            }
-        }
+        let opened = race(ATTEMPT_DELAY, candidates.iter(), |candidate| self.open_one(candidate, with_h2)).await;
+        opened.map_err(|error| error.unwrap_or_else(|| NotSent::Connect(io::ErrorKind::AddrNotAvailable.into())))
     }
 
     /// The addresses in the order in which they are to be tried, and whether they are all. `patience` is as for [`resolve_all`].
@@ -293,10 +271,9 @@ async fn resolve_all(
 async fn resolve(place: &UpstreamAddress, names: &Arc<Names>) -> io::Result<Vec<Address>> {
     match place {
         UpstreamAddress::Unix(path) => Ok(vec![Address::Unix(path.clone())]),
-        UpstreamAddress::Tcp { host, port } => match host.parse::<IpAddr>() {
-            Ok(address) => Ok(vec![Address::Tcp((address, *port).into())]),
-            Err(_) => Ok(names.resolve(host, *port).await?.into_iter().map(Address::Tcp).collect()),
-        },
+        UpstreamAddress::Tcp { host, port } => {
+            Ok(names.resolve(host, *port).await?.into_iter().map(Address::Tcp).collect())
+        }
     }
 }
 

@@ -10,7 +10,6 @@ mod frame_filter;
 mod http2;
 mod http2_pool;
 mod io;
-mod names;
 mod pool;
 mod remote_state;
 mod response_head;

@@ -3,13 +3,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// The maximum number of lookups at a time. A name has one at most.
 const MAX_LOOKUPS: usize = 32;
@@ -24,7 +24,7 @@ const KEPT: Duration = Duration::from_secs(30);
 type Lookup = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
 /// The names that are being looked up, and those that were of late.
-pub(super) struct Names {
+pub struct Names {
     lookup: Box<Lookup>,
     max_lookups: usize,
     kept: Duration,
@@ -61,7 +61,8 @@ type Found = Result<Arc<[SocketAddr]>, Arc<io::Error>>;
 
 impl Names {
     /// The names of this process.
-    pub(super) fn global() -> &'static Arc<Self> {
+    #[must_use]
+    pub fn global() -> &'static Arc<Self> {
         static NAMES: LazyLock<Arc<Names>> = LazyLock::new(|| {
             let lookup = |host: &str| Ok((host, 0).to_socket_addrs()?.collect());
             Names::new(lookup, MAX_LOOKUPS, KEPT)
@@ -69,7 +70,9 @@ impl Names {
         &NAMES
     }
 
-    pub(super) fn new(
+    /// Those that `lookup` finds, at most so many at a time. The addresses of a name are kept so long for a lookup that hangs.
+    #[must_use]
+    pub fn new(
         lookup: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
         max_lookups: usize,
         kept: Duration,
@@ -77,8 +80,14 @@ impl Names {
         Arc::new(Self { lookup: Box::new(lookup), max_lookups, kept, state: Mutex::default() })
     }
 
-    /// The addresses of a name. It joins the lookup that is under way for the name, or starts one.
-    pub(super) async fn resolve(self: &Arc<Self>, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    /// The addresses of a name; of an address, itself. It joins the lookup that is under way for the name, or starts one.
+    ///
+    /// # Errors
+    /// Where the system finds none.
+    pub async fn resolve(self: &Arc<Self>, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return Ok(vec![(address, port).into()]);
+        }
         let (since, mut result, last) = self.join(host)?;
         let found = async {
             let found = result.wait_for(Option::is_some).await.ok();
@@ -97,6 +106,26 @@ impl Names {
             Ok(addresses) => Ok(addresses.iter().map(with_port).collect()),
             Err(error) => Err(io::Error::new(error.kind(), error)),
         }
+    }
+
+    /// As [`Names::resolve`], for as long as `patience`.
+    ///
+    /// # Errors
+    /// Also where that is over.
+    pub async fn resolve_within(
+        self: &Arc<Self>,
+        patience: Duration,
+        host: &str,
+        port: u16,
+    ) -> io::Result<Vec<SocketAddr>> {
+        let late = |_| {
+            let seconds = patience.as_secs();
+            io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("the name {host} was still being looked up after {seconds} s; does the DNS server answer?"),
+            )
+        };
+        timeout(patience, self.resolve(host, port)).await.map_err(late)?
     }
 
     /// Joins the lookup of a name, or starts one.
@@ -168,10 +197,8 @@ mod tests {
     use std::collections::HashSet;
     use std::sync::Condvar;
 
-    use futures_util::future::join_all;
-    use tokio::time::timeout;
-
     use super::*;
+    use futures_util::future::join_all;
 
     const MOMENT: Duration = Duration::from_millis(50);
     const SOON: Duration = Duration::from_secs(10);
@@ -241,6 +268,19 @@ mod tests {
         // Its result is not that of later ones.
         assert_eq!(names.resolve("slow.test", 1).await.unwrap(), home(1));
         assert_eq!(system.times_asked("slow.test"), 2);
+    }
+
+    #[tokio::test]
+    async fn a_lookup_that_takes_too_long_is_called_one() {
+        let system = Arc::<System>::default();
+        let names = system.names(1, Duration::ZERO);
+        system.hang("slow.test");
+        let error = names.resolve_within(MOMENT, "slow.test", 1).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains("slow.test was still being looked up"), "{error}");
+        assert_eq!(names.resolve_within(MOMENT, "127.0.0.1", 1).await.unwrap(), home(1));
+        system.go_on();
+        assert_eq!(names.resolve_within(SOON, "slow.test", 1).await.unwrap(), home(1));
     }
 
     #[tokio::test]
