@@ -1,6 +1,8 @@
 //! Makes connections and checks that they work.
 
 use std::future::pending;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +20,7 @@ use super::session::{CallError, Cancel, Query, ServerMessages, Session, spawn_dr
 use super::tls::Encryptor;
 use super::{Settings, hosts, schema};
 use crate::idempotency::record::Hex;
+use crate::net::{Names, race};
 
 /// How long a connection may take from its beginning until it is known to work, besides the time to reach the server.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,6 +31,10 @@ const LOGIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a look at the store of a server waits for a lock. It is over before the handshake is: a connection that is given up
 /// behind a pooler would wait for as long as the lock is held.
 const LINEAGE_LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '3s'";
+
+/// How long an address of a server may take to be reached and to log in before the next one is tried beside it. It is no shorter, so
+/// that a busy server gets no second login.
+const NEXT_ADDRESS: Duration = Duration::from_secs(1);
 
 /// How long a server may take to be reached, unless the settings say.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -46,9 +53,13 @@ pub(super) struct Connector {
     servers: Config,
     tls: Encryptor,
     hosts: Arc<Hosts>,
+    pub(super) names: Arc<Names>,
     /// Whether the servers must be able to keep records, beyond committing.
     is_for_records: bool,
 }
+
+/// The settings to connect with, the host, and its addresses as in [`Connector::addresses`].
+type Target<'a> = (&'a Config, usize, &'a Option<Vec<SocketAddr>>);
 
 /// The purpose of a connection.
 enum Purpose {
@@ -63,7 +74,8 @@ impl Connector {
     pub(super) fn new(settings: &Settings) -> Self {
         let servers = settings.servers.clone();
         let hosts = Arc::new(Hosts::new(hosts::count(&servers)));
-        Self { servers, tls: Encryptor::new(settings.tls.clone()), hosts, is_for_records: false }
+        let names = Arc::clone(Names::global());
+        Self { servers, tls: Encryptor::new(settings.tls.clone()), hosts, names, is_for_records: false }
     }
 
     /// For a store that keeps records: of several hosts, only those are chosen where a claim and a settle work.
@@ -126,9 +138,11 @@ impl Connector {
         messages: Arc<ServerMessages>,
     ) -> Result<(Client, JoinHandle<()>), SqlError> {
         let host = self.hosts.chosen().unwrap_or_default();
+        let addresses = self.addresses(host).await.map_err(|_| SqlError::__private_api_timeout());
+        let addresses = addresses.inspect_err(|_| self.hosts.suspect(host, Suspicion::Silent))?;
         let dial = async |servers: &Config| {
             let (end, _) = watch::channel(false);
-            self.connect_to(servers, host, Arc::clone(&messages), end, false).await
+            self.connect_to((servers, host, &addresses), Arc::clone(&messages), end, false).await
         };
         let asking = if self.hosts.is_pooled(host) { None } else { Some(self.with_options(ISOLATION)) };
         let dialled = match asking {
@@ -203,12 +217,13 @@ impl Connector {
     }
 
     async fn handshake(&self, host: usize, purpose: &Purpose) -> Result<Session, OpenError> {
+        let addresses = self.addresses(host).await?;
         let opened = if self.hosts.is_pooled(host) {
             None
         } else {
             let mark = mark()?;
             let servers = self.with_options(&format!("{ISOLATION} -c {SESSION}={mark}"));
-            match self.open(&servers, host, purpose).await {
+            match self.open((&servers, host, &addresses), purpose).await {
                 Ok(session) => Some((session, mark)),
                 // The answer of a pooler to unknown start-up parameters.
                 Err(error) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => None,
@@ -217,7 +232,10 @@ impl Connector {
         };
         let (mut session, mark) = match opened {
             Some((session, mark)) => (session, Some(mark)),
-            None => (self.open(&self.servers, host, purpose).await.map_err(|error| OpenError::of(&error))?, None),
+            None => {
+                let opened = self.open((&self.servers, host, &addresses), purpose).await;
+                (opened.map_err(|error| OpenError::of(&error))?, None)
+            }
         };
         session.is_direct = session.has_mark(mark.as_deref()).await.map_err(|error| OpenError::of(&error))?;
         if !session.is_direct {
@@ -234,23 +252,33 @@ impl Connector {
         servers
     }
 
-    async fn open(&self, servers: &Config, host: usize, purpose: &Purpose) -> Result<Session, SqlError> {
+    /// The addresses of a host, where the gate looks its name up; `None` where the driver knows where it is, or is to report that
+    /// the name has none.
+    async fn addresses(&self, host: usize) -> Result<Option<Vec<SocketAddr>>, OpenError> {
+        let Some(name) = hosts::to_look_up(&self.servers, host) else { return Ok(None) };
+        match self.names.resolve_within(self.connect_timeout() + LOGIN_TIMEOUT, name, 0).await {
+            Ok(found) => Ok(Some(found).filter(|found| !found.is_empty())),
+            Err(late) if late.kind() == ErrorKind::TimedOut => Err(OpenError::Unreachable(late.to_string())),
+            Err(_) => Ok(None),
+        }
+    }
+
+    async fn open(&self, target: Target<'_>, purpose: &Purpose) -> Result<Session, SqlError> {
         let (end, ended) = watch::channel(false);
         let (notifications, is_probe) = match purpose {
             Purpose::Use(notifications) => (notifications.clone(), false),
             Purpose::Probe => (None, true),
         };
         let messages = Arc::new(ServerMessages::with_notifications(notifications));
-        let (client, driver) = self.connect_to(servers, host, Arc::clone(&messages), end, is_probe).await?;
+        let (client, driver) = self.connect_to(target, Arc::clone(&messages), end, is_probe).await?;
         let (tls, hosts) = (self.tls.clone(), Arc::clone(&self.hosts));
-        Ok(Session::new(client, messages, driver, ended, tls, hosts, host))
+        Ok(Session::new(client, messages, driver, ended, tls, hosts, target.1))
     }
 
     /// A connection, and the task that moves its bytes: until it ends, or until another host is in use, unless it is on trial.
     async fn connect_to(
         &self,
-        servers: &Config,
-        host: usize,
+        (servers, host, addresses): Target<'_>,
         messages: Arc<ServerMessages>,
         end: watch::Sender<bool>,
         is_probe: bool,
@@ -260,10 +288,21 @@ impl Connector {
         let left = if is_probe { Either::Left(pending()) } else { Either::Right(self.hosts.left(host)) };
         let mut left = Box::pin(left);
         let late = SqlError::__private_api_timeout;
-        let (client, driven) = tokio::select! {
-            connected = timeout(self.connect_timeout() + LOGIN_TIMEOUT, settings.connect(self.tls.clone())) => {
-                connected.unwrap_or_else(|_| Err(late()))?
+        let at = |address: Option<IpAddr>| {
+            let mut settings = settings.clone();
+            if let Some(address) = address {
+                settings.hostaddr(address);
             }
+            let (limit, tls) = (self.connect_timeout() + LOGIN_TIMEOUT, self.tls.clone());
+            async move { timeout(limit, settings.connect(tls)).await.unwrap_or_else(|_| Err(late())) }
+        };
+        let connecting = async {
+            let Some(addresses) = addresses else { return at(None).await };
+            let raced = race(NEXT_ADDRESS, addresses.iter(), |address| at(Some(address.ip()))).await;
+            raced.map_err(|error| error.unwrap_or_else(late))
+        };
+        let (client, driven) = tokio::select! {
+            connected = connecting => connected?,
             () = left.as_mut() => return Err(late()),
         };
         let cancel = Cancel { token: client.cancel_token(), tls: self.tls.clone() };

@@ -63,9 +63,10 @@ pub enum OpenError {
     Denied(String),
     /// The server holds another store than the one that this process uses.
     #[error(
-        "{server} holds another store than {first}: it has none of the records, and every key would run again; remove it \
+        "{server} holds another store than {}: it has none of the records, and every key would run again; remove it \
          from [store] url, or make it a standby of the server that has them (to use it on purpose, restart the gate with \
-         this server only)"
+         this server only)",
+        if .first == .server { "it held before" } else { .first.as_str() }
     )]
     OtherStore {
         /// The server that is refused.

@@ -37,6 +37,14 @@ pub(super) fn name(servers: &Config, place: usize) -> String {
     }
 }
 
+/// Its name, where that is to be looked up.
+pub(super) fn to_look_up(servers: &Config, place: usize) -> Option<&str> {
+    match (servers.get_hosts().get(place)?, servers.get_hostaddrs().get(place)) {
+        (Host::Tcp(name), None) => Some(name),
+        _ => None,
+    }
+}
+
 /// One port may stand for all.
 fn port(servers: &Config, place: usize) -> Option<u16> {
     servers.get_ports().get(place).or_else(|| servers.get_ports().first()).copied()

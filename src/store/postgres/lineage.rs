@@ -118,6 +118,8 @@ mod tests {
         assert!(behind.contains("one is on timeline 1") && behind.contains("two was on timeline 2"), "{behind}");
         let other = used.check(&on(2, Some(3)), "two").unwrap_err().to_string();
         assert!(other.contains("two holds another store than one"), "{other}");
+        let moved = used.check(&on(2, Some(3)), "one").unwrap_err().to_string();
+        assert!(moved.contains("one holds another store than it held before"), "{moved}");
     }
 
     #[test]

@@ -5,6 +5,8 @@ use tokio::time::timeout;
 use super::faults::{attempt, complete, fresh, id, own_server, until_up};
 use super::servers::{Postgres as Server, Proxy};
 use super::*;
+use crate::net::Names;
+use crate::net::testing::SilentAddress;
 
 /// Two servers that know nothing of each other, with a database of the same name that holds the same store, and the URL that
 /// names both.
@@ -401,4 +403,19 @@ async fn where_no_host_commits_the_first_that_does_again_is_used() {
     assert!(matches!(claimed, Claim::Inserted(_)), "{claimed:?}");
     assert_eq!(two.first().value(RECORDS), "2");
     store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_addresses_of_a_name_keep_from_no_other() {
+    let Some(server) = Server::start() else { return };
+    let std::net::IpAddr::V4(ip) = server.address().ip() else { panic!("it is on loopback") };
+    let [a, b, c, _] = ip.octets();
+    let port = server.address().port();
+    let silent = [251, 252, 253].map(|last| SilentAddress::at(([a, b, c, last], port).into()));
+    let all = silent.iter().map(SilentAddress::address).chain([server.address()]).collect::<Vec<_>>();
+    let settings = settings(&format!("postgres://postgres@records.test:{port}/postgres"));
+    let names = Names::new(move |_| Ok(all.clone()), 1, Duration::ZERO);
+    let mut connector = Connector::new(&settings);
+    connector.names = names;
+    connector.connect_unchecked().await.expect("the last address works");
 }
