@@ -265,12 +265,19 @@ async fn bind(
                 tracing::warn!(%address, "an oncegate that drains has the admin address; waiting for it to end");
             }
         } else if !is_taken || Instant::now() >= patience {
-            return Err(error).with_context(|| cannot_listen(section, &address.to_string()));
+            let hint =
+                if is_taken && address.ip().is_unspecified() { shared_port(address.port()) } else { String::new() };
+            return Err(error).with_context(|| cannot_listen(section, &address.to_string()) + &hint);
         }
         if timeout(POLL, signals.stop()).await.is_ok() {
             return Ok(None);
         }
     }
+}
+
+/// A listener on every IPv6 address has those of IPv4 too, unless the system says otherwise (ipv6(7), `IPV6_V6ONLY`).
+fn shared_port(port: u16) -> String {
+    format!("; if both are listed, leave out 0.0.0.0:{port}: [::]:{port} has every IPv4 address too")
 }
 
 fn cannot_listen(section: &str, place: &str) -> String {

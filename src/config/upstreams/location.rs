@@ -1,6 +1,6 @@
 //! `url` of an upstream: one or several places.
 
-use std::net::Ipv6Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use http::Uri;
 use http::uri::Authority;
@@ -19,10 +19,18 @@ pub(super) struct Location {
 /// One place, and whether connections to it are encrypted.
 pub(in crate::config) type Endpoint = (UpstreamAddress, bool);
 
-/// The pattern of [`endpoint`]. An address of IPv6 has one `::`, or else begins with six groups. A zone may follow it.
+/// The longest path of a socket, in bytes (unix(7): 108 with the zero behind it).
+const LONGEST_PATH: usize = 107;
+
+/// The longest name, and the longest part of one (RFC 1035, 2.3.4: 255 with the lengths of its parts).
+const LONGEST_NAME: usize = 253;
+const LONGEST_LABEL: usize = 63;
+
+/// The pattern of [`endpoint`], but for the length of a host and for impossible IPv4 addresses. An address of IPv6 has one `::`, or
+/// else begins with six groups. A zone may follow it.
 pub(super) const PATTERN: &str = concat!(
     r"^(https?://(\[(?![^\]]*::[^\]]*::)(?=[^\]]*::|([0-9A-Fa-f]{1,4}:){6})[0-9A-Fa-f:.]+(%(?!25)[^\s/?#@:\[\]]+)?\]|",
-    r"[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?|unix:.*[^/].*)$",
+    r"[!$-)+,0-9;=A-Z_a-z~-]{1,63}(\.[!$-)+,0-9;=A-Z_a-z~-]{1,63})*\.?)(:[0-9]{1,5})?/?|unix:(//|(?!//)).{0,106}[^/])$",
 );
 
 /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`
@@ -60,6 +68,11 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
         if path.is_empty() || path.ends_with('/') || path.contains('\0') {
             return Err(Wrong::new("the path of the socket is missing").hint("write \"unix:/run/app.sock\""));
         }
+        if path.len() > LONGEST_PATH {
+            let long =
+                Wrong::new(format!("the path of the socket has {} bytes, and may have {LONGEST_PATH}", path.len()));
+            return Err(long.hint("put the socket where its path is shorter, such as \"unix:/run/app.sock\""));
+        }
         return Ok((UpstreamAddress::Unix(path.into()), false));
     }
     let (usual_port, is_encrypted) = match text.split_once("://") {
@@ -74,6 +87,10 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
             return Err(wrong.hint(if is_address { format!("write \"http://{text}\"") } else { FORM.to_owned() }));
         }
     };
+    if !text.is_ascii() && !text.contains('@') {
+        let foreign = Wrong::new("the URL has letters outside ASCII");
+        return Err(foreign.hint("write a host as DNS has it, with `xn--` in front of such parts"));
+    }
     let uri: Uri = text.parse().map_err(|_| Wrong::new("this is not a URL").hint(FORM))?;
     let Some(authority) = uri.authority() else {
         return Err(Wrong::new("this is not a URL").hint(FORM));
@@ -104,10 +121,33 @@ fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
                 .hint("write one such as \"http://[::1]:3000\""))
         }
         Some(port) if port > 0 && !host.is_empty() => {
+            if !is_ipv6(host) {
+                name(host)?;
+            }
             Ok((UpstreamAddress::Tcp { host: host.to_owned(), port }, is_encrypted))
         }
         _ => Err(Wrong::new("the URL needs a host and a port from 1 to 65535").hint(FORM)),
     }
+}
+
+/// Holds that a host is an IPv4 address, or a name that DNS can have.
+fn name(host: &str) -> Result<(), Wrong> {
+    let labels = || host.strip_suffix('.').unwrap_or(host).split('.');
+    let is_number = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
+    if host.len() > LONGEST_NAME || labels().any(|label| label.len() > LONGEST_LABEL) {
+        let long = format!("a host has {LONGEST_NAME} bytes at most, and {LONGEST_LABEL} between two dots");
+        return Err(Wrong::new(long).hint("write a name that DNS can have, or an address"));
+    }
+    if host.contains('*') || labels().any(str::is_empty) {
+        let wrong = Wrong::new("the host is neither a name nor an address");
+        return Err(wrong.hint("write the name of one server, with single dots between its parts"));
+    }
+    // Fewer numbers are an address to the system too.
+    if labels().count() > 3 && labels().all(is_number) && host.parse::<Ipv4Addr>().is_err() {
+        let wrong = Wrong::new("the host is not an IPv4 address");
+        return Err(wrong.hint("write four numbers from 0 to 255, without leading zeros"));
+    }
+    Ok(())
 }
 
 /// Whether it is an address of IPv6, with a zone or without.

@@ -60,6 +60,34 @@ fn a_socket_has_a_file_name_and_a_zone_is_not_encoded() {
 }
 
 #[test]
+fn a_host_is_one_that_can_be_looked_up() {
+    let label = "a".repeat(63);
+    let longest = [&*label, &*label, &*label, &label[..61]].join(".");
+    assert_eq!(longest.len(), 253);
+    let path = format!("/{}", "s".repeat(106));
+    for host in ["app.test.", "a_b-c.test", "xn--bcher-kva.test", "127.1", &longest] {
+        assert_eq!(settings(&format!("\"http://{host}\"")).places, [tcp(host, 80)]);
+    }
+    assert_eq!(settings(&format!("\"unix:{path}\"")).places, [UpstreamAddress::Unix(path.clone().into())]);
+    for (upstream, said) in [
+        ("http://a..b", "single dots"),
+        ("http://.", "single dots"),
+        ("http://.test", "single dots"),
+        ("http://*:1", "neither a name nor an address"),
+        ("http://256.1.1.1", "not an IPv4 address"),
+        ("http://127.0.0.01", "without leading zeros"),
+        ("http://bücher.test", "`xn--`"),
+        (&format!("http://{label}a.test"), "63 between two dots"),
+        (&format!("http://{longest}a"), "253 bytes at most"),
+        (&format!("unix:{path}s"), "has 108 bytes, and may have 107"),
+    ] {
+        let text = format!("[upstreams]\napp = \"{upstream}\"\n");
+        let Err(problems) = load_text(PathBuf::from("gate.toml"), &text) else { panic!("{upstream}") };
+        assert!(problems.to_string().contains(said), "{upstream}: {problems}");
+    }
+}
+
+#[test]
 fn certificates_count_by_what_they_are_and_keys_are_shown_nowhere() {
     if !certificates::can_be_made() {
         return;
