@@ -147,7 +147,7 @@ async fn of_databases(
 }
 
 async fn of_redis(settings: &config::Redis, rules: IdentityRules<'_>, keys: Arc<Keyring>) -> anyhow::Result<Looked> {
-    let store = redis::Redis::open(&redis::Settings { servers: settings.servers.clone() }).await?;
+    let store = redis::Redis::look(&redis::Settings { servers: settings.servers.clone() }).await?;
     let risks = store.description().risks();
     Ok(Looked { risks, ..look(store, rules, keys).await? })
 }

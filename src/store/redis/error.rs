@@ -26,6 +26,12 @@ pub enum OpenError {
     /// It is not the kind of server that the settings say.
     #[error("this is the wrong kind of Redis: {0}; see [store] url")]
     Unfit(String),
+    /// This server holds another store than the one that this process uses.
+    #[error(
+        "{0} holds another store than this gate has used so far: it has none of the records, and every key would run again; \
+         let the URL lead to the server that has them (to use it on purpose, restart the gates)"
+    )]
+    OtherStore(String),
     /// Anything else.
     #[error("Redis failed: {0}")]
     Failed(String),

@@ -65,6 +65,9 @@ pub(super) const IDENTITIES: &str = "oncegate{identities}";
 /// The hash of the periods of rules by service and namespace. It has the hash tag of the identities, with which it is written.
 pub(super) const PERIODS: &str = "oncegate{identities}:periods";
 
+/// The id of the store.
+pub(super) const STORE: &str = "oncegate{store}";
+
 /// Held by the process that adopts rules.
 pub(super) const ADOPTING: &str = "oncegate{identities}:lock";
 

@@ -5,6 +5,7 @@
 
 mod connector;
 mod discovery;
+mod identity;
 mod redirect;
 mod slots;
 
@@ -71,12 +72,23 @@ impl fmt::Debug for ConnectionManager {
 }
 
 impl ConnectionManager {
-    /// Connects. A server has `answer` to answer, and longer where much is sent to it; then it is connected to again.
+    /// Connects to the servers of a store. A server has `answer` to answer, and longer where much is sent to it; then it is connected to again.
     ///
     /// # Errors
     /// See [`OpenError`]; only after [`OpenError::Unreachable`] it may help to try again.
     pub(in crate::store) async fn open(servers: &Servers, answer: Duration) -> Result<Self, OpenError> {
-        let connector = Connector::new(servers.clone());
+        Self::open_with(Connector::of_store(servers.clone()), answer).await
+    }
+
+    /// As [`ConnectionManager::open`], but takes any servers, and writes no id there.
+    ///
+    /// # Errors
+    /// As [`ConnectionManager::open`].
+    pub(in crate::store) async fn look(servers: &Servers, answer: Duration) -> Result<Self, OpenError> {
+        Self::open_with(Connector::new(servers.clone()), answer).await
+    }
+
+    async fn open_with(connector: Connector, answer: Duration) -> Result<Self, OpenError> {
         let connections = connector.connect(&Connections::default()).await?;
         if let Some(missing) = connections.missing() {
             return Err(OpenError::Unreachable(missing));
@@ -84,7 +96,7 @@ impl ConnectionManager {
         Ok(Self::begin(connector, answer, connections, false))
     }
 
-    /// As [`ConnectionManager::open`], but connects in a task of its own, for as long as it takes.
+    /// As [`ConnectionManager::open`], for servers that keep no store, but connects in a task of its own, for as long as it takes.
     ///
     /// # Errors
     /// Where the certificates make no sense.

@@ -108,6 +108,15 @@ impl Redis {
         Self::with_clock(settings, scripts::CLOCK).await
     }
 
+    /// As [`Redis::open`], but only to look: it leaves nothing behind where no gate has been.
+    ///
+    /// # Errors
+    /// As [`Redis::open`].
+    pub async fn look(settings: &Settings) -> Result<Self, OpenError> {
+        let manager = ConnectionManager::look(&settings.servers, COMMAND_TIMEOUT).await?;
+        Self::over(manager, settings, scripts::CLOCK).await
+    }
+
     /// The server, as of the start.
     #[must_use]
     pub fn description(&self) -> &Description {
@@ -121,6 +130,10 @@ impl Redis {
     #[doc(hidden)]
     pub async fn with_clock(settings: &Settings, clock: &str) -> Result<Self, OpenError> {
         let manager = ConnectionManager::open(&settings.servers, COMMAND_TIMEOUT).await?;
+        Self::over(manager, settings, clock).await
+    }
+
+    async fn over(manager: ConnectionManager, settings: &Settings, clock: &str) -> Result<Self, OpenError> {
         let description = Description::of(&settings.servers, &manager).await?;
         let is_partitioned = settings.servers.topology == Topology::Cluster;
         let client = Arc::new(ScriptClient::new(manager.clone(), Scripts::new(clock), is_partitioned));

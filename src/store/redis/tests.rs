@@ -3,6 +3,7 @@
 mod adopting;
 mod cache;
 mod faults;
+mod identity;
 mod junk;
 mod moving;
 mod quotas;

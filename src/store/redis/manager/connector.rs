@@ -1,6 +1,7 @@
 //! Connects to servers, and checks that they are primaries.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,23 +10,27 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
+use redis::io::AsyncDNSResolver;
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, FromRedisValue, IntoConnectionInfo,
-    RedisConnectionInfo, RedisError, RedisResult, TlsCertificates, Value,
+    RedisConnectionInfo, RedisError, RedisFuture, RedisResult, TlsCertificates, Value,
 };
 use tokio::time::timeout;
 
 use super::super::error::message;
 use super::super::{OpenError, Servers, Topology};
+use super::identity::StoreIdentity;
 use super::slots::Slots;
+use crate::net::Names;
 
 /// How long a connection may take until it is known to work.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the Sentinels have to say which server is the primary, unless most of them have said it before.
-const SENTINEL_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the Sentinels have to say which server is the primary, unless most of them have said it before. Their names may have to
+/// be looked up in that time.
+const SENTINEL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The idle time after which TCP keepalive probes a server: a subscription alone would not notice that it has gone.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -67,12 +72,33 @@ pub(super) struct Hello {
 /// Makes connections.
 pub(super) struct Connector {
     pub(super) servers: Servers,
+    names: Arc<Names>,
+    /// There, if the servers keep a store.
+    pub(super) identity: Option<StoreIdentity>,
     made: AtomicU64,
+}
+
+/// The addresses that a name has led to.
+struct Resolved(Vec<SocketAddr>);
+
+impl AsyncDNSResolver for Resolved {
+    fn resolve<'a, 'b: 'a>(
+        &'a self,
+        _: &'b str,
+        _: u16,
+    ) -> RedisFuture<'a, Box<dyn Iterator<Item = SocketAddr> + Send + 'a>> {
+        Box::pin(async move { Ok(Box::new(self.0.iter().copied()) as Box<_>) })
+    }
 }
 
 impl Connector {
     pub(super) fn new(servers: Servers) -> Self {
-        Self { servers, made: AtomicU64::new(0) }
+        Self { servers, names: Arc::clone(Names::global()), identity: None, made: AtomicU64::new(0) }
+    }
+
+    /// For servers that keep a store.
+    pub(super) fn of_store(servers: Servers) -> Self {
+        Self { identity: Some(StoreIdentity::default()), ..Self::new(servers) }
     }
 
     /// Whether connections could be made with these settings.
@@ -83,25 +109,28 @@ impl Connector {
 
     /// Connects; `before` holds the existing connections. In a cluster some nodes may be missing.
     pub(super) async fn connect(&self, before: &Connections) -> Result<Connections, OpenError> {
-        match &self.servers.topology {
+        let connections = match &self.servers.topology {
             Topology::Standalone => self.standalone().await,
             Topology::Sentinel { primary, is_guarded } => self.sentinel_primary(primary, *is_guarded).await,
             Topology::Cluster => self.cluster(before).await,
-        }
+        }?;
+        self.recognise(&connections).await.map(|()| connections)
     }
 
-    /// The host that takes writes. With two independent primaries, neither can be preferred.
+    /// The address that takes writes, of all that the hosts have. With two independent primaries, neither can be preferred.
     async fn standalone(&self) -> Result<Connections, OpenError> {
         let mut failure = None;
         let mut primaries = Vec::new();
-        for reached in join_all(self.servers.hosts.iter().map(|address| self.primary(address))).await {
-            match reached {
-                Ok(node) => primaries.push(node),
-                Err(error) => failure = failure.or(Some(error)),
+        for reached in join_all(self.servers.hosts.iter().map(|host| self.primaries(host))).await {
+            for reached in reached {
+                match reached {
+                    Ok(primary) => primaries.push(primary),
+                    Err(error) => failure = failure.or(Some(error)),
+                }
             }
         }
+        let (servers, primaries): (Vec<String>, Vec<Node>) = primaries.into_iter().unzip();
         if primaries.len() > 1 && !is_same_server(&primaries).await {
-            let servers: Vec<String> = primaries.iter().map(|node| format_address(&node.address)).collect();
             return Err(OpenError::Unfit(format!(
                 "{} both take writes, and records would be in one or the other: name one of them, or use Sentinels or a \
                  cluster",
@@ -114,17 +143,30 @@ impl Connector {
         }
     }
 
+    /// What each address of a host comes to, with its name for people.
+    async fn primaries(&self, host: &Address) -> Vec<Result<(String, Node), OpenError>> {
+        let addresses = match self.resolve(host).await {
+            Ok(addresses) => addresses,
+            Err(error) => return vec![Err(error)],
+        };
+        let is_alone = addresses.len() < 2;
+        join_all(addresses.into_iter().map(async |address| {
+            let server =
+                if is_alone { format_address(host) } else { format!("{} ({})", format_address(host), address.ip()) };
+            let node = fit(self.node_at(host, vec![address]).await?, &server)?;
+            Ok((server, node))
+        }))
+        .await
+    }
+
     async fn primary(&self, address: &Address) -> Result<Node, OpenError> {
-        let (node, hello) = self.node(address).await?;
-        let server = format_address(address);
-        match &*hello.mode {
-            "sentinel" => Err(OpenError::Unfit(format!("{server} is a Sentinel, and not a server that keeps data"))),
-            "cluster" => Err(OpenError::Unfit(format!("{server} is a node of a cluster, and is to be used as one"))),
-            _ if hello.is_replica => {
-                Err(OpenError::Unreachable(format!("{server} is a replica, which takes no writes")))
-            }
-            _ => Ok(node),
-        }
+        fit(self.node(address).await?, &format_address(address))
+    }
+
+    /// The addresses of a host.
+    async fn resolve(&self, (host, port): &Address) -> Result<Vec<SocketAddr>, OpenError> {
+        let found = self.names.resolve_within(CONNECT_TIMEOUT, host, *port).await;
+        found.map_err(|error| at(&(host.clone(), *port), &error.into()))
     }
 
     async fn sentinel_primary(&self, name: &str, is_guarded: bool) -> Result<Connections, OpenError> {
@@ -158,24 +200,29 @@ impl Connector {
         let mut asked: FuturesUnordered<_> =
             hosts.iter().map(|sentinel| self.ask_sentinel(sentinel, name, is_guarded)).collect();
         let mut named: HashMap<Address, usize> = HashMap::new();
-        let mut failure = None;
+        let (mut failure, mut is_any_answer) = (None, false);
         let asking = async {
             while let Some(response) = asked.next().await {
                 match response {
                     Ok(Some(address)) => {
+                        is_any_answer = true;
                         let times = named.entry(address).or_default();
                         *times += 1;
                         if *times > hosts.len() / 2 {
                             return;
                         }
                     }
-                    Ok(None) => {}
+                    Ok(None) => is_any_answer = true,
                     Err(error) => failure = Some(error),
                 }
             }
         };
         // Sentinels that answer later are ignored.
         let _ = timeout(SENTINEL_TIMEOUT, asking).await;
+        if !is_any_answer && failure.is_none() {
+            let seconds = SENTINEL_TIMEOUT.as_secs();
+            failure = Some(OpenError::Unreachable(format!("no Sentinel has answered within {seconds} s")));
+        }
         let mut named: Vec<(Address, usize)> = named.into_iter().collect();
         named.sort_by_key(|(_, times)| std::cmp::Reverse(*times));
         (named, failure)
@@ -191,15 +238,21 @@ impl Connector {
         let client = self.client(sentinel, settings).map_err(|error| at(sentinel, &error))?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-        let asking = async { question.query_async(&mut dial(&client).await?).await };
+        let addresses = self.resolve(sentinel).await?;
+        let asking = async { question.query_async(&mut dial(&client, addresses).await?).await };
         asking.await.map_err(|error| at(sentinel, &error))
     }
 
     /// A connection to a server that answers.
     pub(super) async fn node(&self, address: &Address) -> Result<(Node, Hello), OpenError> {
+        self.node_at(address, self.resolve(address).await?).await
+    }
+
+    /// The same, at the first of these addresses that takes a connection.
+    async fn node_at(&self, address: &Address, addresses: Vec<SocketAddr>) -> Result<(Node, Hello), OpenError> {
         let client = self.client(address, self.credentials()).map_err(|error| at(address, &error))?;
         let hello = async {
-            let mut connection = dial(&client).await?;
+            let mut connection = dial(&client, addresses).await?;
             let hello = hello(&mut connection).await?;
             // A server that loads its data, or has lost its primary and is configured to report that, fails this.
             redis::cmd("PING").query_async::<()>(&mut connection).await?;
@@ -275,12 +328,24 @@ pub(super) fn format_address((host, port): &Address) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-async fn dial(client: &Client) -> RedisResult<MultiplexedConnection> {
+async fn dial(client: &Client, addresses: Vec<SocketAddr>) -> RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+    let config = config.set_dns_resolver(Resolved(addresses));
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 
-/// Whether these are one server by several names.
+/// The node, if it is a primary that is used by itself.
+fn fit((node, hello): (Node, Hello), server: &str) -> Result<Node, OpenError> {
+    match &*hello.mode {
+        "sentinel" => Err(OpenError::Unfit(format!("{server} is a Sentinel, and not a server that keeps data"))),
+        "cluster" => Err(OpenError::Unfit(format!("{server} is a node of a cluster, and is to be used as one"))),
+        _ if hello.is_replica => Err(OpenError::Unreachable(format!("{server} is a replica, which takes no writes"))),
+        _ => Ok(node),
+    }
+}
+
+/// Whether these are one server by several names or addresses. Where the user may not see that, the addresses of one name are
+/// believed to be.
 async fn is_same_server(nodes: &[Node]) -> bool {
     let mut question = redis::cmd("INFO");
     question.arg("server");
@@ -290,7 +355,8 @@ async fn is_same_server(nodes: &[Node]) -> bool {
         response.lines().find_map(|line| Some(line.strip_prefix("run_id:")?.to_owned()))
     }));
     let ids = ids.await;
-    ids[0].is_some() && ids.iter().all(|id| *id == ids[0])
+    let is_one_name = nodes.iter().all(|node| node.address == nodes[0].address);
+    (ids[0].is_some() || is_one_name) && ids.iter().all(|id| *id == ids[0])
 }
 
 /// Asks a server for its role and version, which every user may.
@@ -335,7 +401,70 @@ fn unknown_command(said: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
+    use tokio::net::{TcpListener, TcpStream};
+
     use super::*;
+    use crate::store::servers;
+
+    /// For a name that leads to these addresses.
+    fn named(addresses: &[IpAddr], port: u16, topology: Topology) -> Connector {
+        let addresses: Vec<SocketAddr> = addresses.iter().map(|address| (*address, 0).into()).collect();
+        let names = Names::new(move |_| Ok(addresses.clone()), 1, Duration::ZERO);
+        let hosts = vec![("records.test".to_owned(), port)];
+        let servers = Servers { topology, hosts, user: None, password: None, database: 0, tls: None };
+        Connector { names, ..Connector::of_store(servers) }
+    }
+
+    /// Makes a server known by the port of another, at an address of its own.
+    async fn known_beside(server: &servers::Redis, other: SocketAddr, last: u8) -> IpAddr {
+        let IpAddr::V4(other_ip) = other.ip() else { panic!("{other}") };
+        let [a, b, c, _] = other_ip.octets();
+        let (address, to) = (IpAddr::from([a, b, c, last]), server.address());
+        let listener = TcpListener::bind((address, other.port())).await.unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut from, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let mut to = TcpStream::connect(to).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
+                });
+            }
+        });
+        address
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn each_address_of_a_name_is_a_host() {
+        let (Some(other), Some(primary)) = (servers::Redis::start(), servers::Redis::start()) else { return };
+        let (here, port) = (primary.address().ip(), primary.address().port());
+        let beside = known_beside(&other, primary.address(), 251).await;
+        let again = known_beside(&primary, primary.address(), 252).await;
+        let connect = async |addresses: &[IpAddr]| {
+            named(addresses, port, Topology::Standalone)
+                .connect(&Connections::default())
+                .await
+                .map(|made| made.nodes.len())
+        };
+        let refused = connect(&[beside, here]).await.unwrap_err().to_string();
+        assert!(refused.contains("both take writes") && refused.contains(&beside.to_string()), "{refused}");
+        other.run(&format!("REPLICAOF {here} {port}")).unwrap();
+        assert_eq!(connect(&[beside, here]).await.unwrap(), 1, "the replica is passed over");
+        assert_eq!(connect(&[again, here]).await.unwrap(), 1, "it is one server");
+        let replica = connect(&[beside]).await.unwrap_err();
+        assert!(matches!(&replica, OpenError::Unreachable(why) if why.contains("is a replica")), "{replica}");
+    }
+
+    #[tokio::test]
+    async fn sentinels_that_say_nothing_know_no_other_name() {
+        // It is connected to, and never accepts.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap();
+        let topology = Topology::Sentinel { primary: "main".to_owned(), is_guarded: false };
+        let connector = named(&[address.ip()], address.port(), topology);
+        let Err(refused) = connector.connect(&Connections::default()).await else { panic!("it says nothing") };
+        assert!(refused.to_string().contains("no Sentinel has answered within"), "{refused}");
+    }
 
     #[test]
     fn a_command_that_is_unknown_is_named() {
