@@ -12,14 +12,16 @@ pub const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// Connects to the first of these that takes it. The next one is tried when the one before fails, or has taken `delay`.
 ///
 /// # Errors
-/// That of the first that failed; none where there is nothing to try.
+/// Of those that failed, the first error that `says_more` than that there is no connection, or else the first; none where there is nothing
+/// to try.
 pub async fn race<C, T, E, F: Future<Output = Result<T, E>>>(
     delay: Duration,
     mut candidates: impl ExactSizeIterator<Item = C>,
     connect: impl Fn(C) -> F,
+    says_more: impl Fn(&E) -> bool,
 ) -> Result<T, Option<E>> {
     let mut connecting = FuturesUnordered::new();
-    let mut first_error = None;
+    let mut kept: Option<E> = None;
     loop {
         if let Some(next) = candidates.next() {
             connecting.push(connect(next));
@@ -31,8 +33,12 @@ pub async fn race<C, T, E, F: Future<Output = Result<T, E>>>(
         };
         match ended {
             Some(Ok(connected)) => return Ok(connected),
-            Some(Err(error)) => _ = first_error.get_or_insert(error),
-            None => return Err(first_error),
+            Some(Err(error)) => {
+                if kept.as_ref().is_none_or(|kept| !says_more(kept) && says_more(&error)) {
+                    kept = Some(error);
+                }
+            }
+            None => return Err(kept),
         }
     }
 }
@@ -64,9 +70,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silent_addresses_keep_from_no_other() {
         let began = Instant::now();
-        let raced =
-            race(ATTEMPT_DELAY, [Address::Silent, Address::Silent, Address::Answers("good")].into_iter(), connect)
-                .await;
+        let raced = race(
+            ATTEMPT_DELAY,
+            [Address::Silent, Address::Silent, Address::Answers("good")].into_iter(),
+            connect,
+            |_| false,
+        )
+        .await;
         assert_eq!((raced, began.elapsed()), (Ok("good"), 2 * ATTEMPT_DELAY));
     }
 
@@ -74,9 +84,11 @@ mod tests {
     async fn an_address_that_refuses_costs_no_time_and_the_first_error_is_the_error() {
         let began = Instant::now();
         let refuse = [Address::Refuses("first"), Address::Refuses("second")];
-        assert_eq!(race(ATTEMPT_DELAY, refuse.into_iter(), connect).await, Err(Some("first")));
-        let raced = race(ATTEMPT_DELAY, [refuse[0], Address::Answers("good")].into_iter(), connect).await;
+        assert_eq!(race(ATTEMPT_DELAY, refuse.into_iter(), connect, |_| false).await, Err(Some("first")));
+        let more = race(ATTEMPT_DELAY, refuse.into_iter(), connect, |why| *why == "second").await;
+        assert_eq!(more, Err(Some("second")), "a server that was reached says why");
+        let raced = race(ATTEMPT_DELAY, [refuse[0], Address::Answers("good")].into_iter(), connect, |_| false).await;
         assert_eq!((raced, began.elapsed()), (Ok("good"), Duration::ZERO));
-        assert_eq!(race(ATTEMPT_DELAY, [].into_iter(), connect).await, Err(None));
+        assert_eq!(race(ATTEMPT_DELAY, [].into_iter(), connect, |_| false).await, Err(None));
     }
 }

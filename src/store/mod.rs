@@ -422,6 +422,12 @@ impl ErrorKind {
     pub const ALL: [Self; 7] =
         [Self::Unavailable, Self::Full, Self::Timeout, Self::Locked, Self::Corrupt, Self::Moved, Self::Other];
 
+    /// Whether it is worth while to try again soon: the store is away, or busy with something else.
+    #[must_use]
+    pub fn is_passing(self) -> bool {
+        matches!(self, Self::Unavailable | Self::Timeout | Self::Locked)
+    }
+
     /// The word for it.
     #[must_use]
     pub fn as_str(self) -> &'static str {

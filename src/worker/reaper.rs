@@ -43,6 +43,7 @@ pub(super) async fn run(mut worker: Worker) {
         report_lost(&*worker.store, &lost).await;
         lost = reap(&worker, &mut unsorted).await;
     }
+    lost.extend(count_rest(&*worker.store, &worker.metrics, unsorted).await);
     report_lost(&*worker.store, &lost).await;
 }
 
@@ -56,20 +57,22 @@ async fn reap(worker: &Worker, unsorted: &mut Vec<RecordId>) -> Vec<RecordId> {
             break;
         }
     }
-    let mut lost = sort(&*worker.store, unsorted).await;
-    if *worker.shutdown.borrow() {
-        lost.append(unsorted);
-    }
+    let lost = sort(&*worker.store, unsorted).await;
     worker.metrics.leases_expired(lost.len());
     lost
 }
 
 /// Counts and reports the attempts that were lost with a former process.
-pub async fn lost_at_start(store: &dyn Store, metrics: &Metrics, mut expired: Vec<RecordId>) {
+pub async fn lost_at_start(store: &dyn Store, metrics: &Metrics, expired: Vec<RecordId>) {
+    report_lost(store, &count_rest(store, metrics, expired).await).await;
+}
+
+/// Counts the attempts among these. What the store does not say of, and nothing will ask again, counts as one.
+async fn count_rest(store: &dyn Store, metrics: &Metrics, mut expired: Vec<RecordId>) -> Vec<RecordId> {
     let mut lost = sort(store, &mut expired).await;
     lost.append(&mut expired);
     metrics.leases_expired(lost.len());
-    report_lost(store, &lost).await;
+    lost
 }
 
 /// Takes the records of attempts out of these, and those of shadows, which it completes. What stays is to be sorted later.

@@ -158,19 +158,23 @@ fn a_table_that_somebody_has_locked() {
 fn a_start_that_another_session_holds_up_takes_no_connection() {
     let Some(database) = migrated() else { return };
     let upstream = numbered();
-    let address = Upstream::free_address();
-    let locker = database.session();
-    locker.run("BEGIN; LOCK TABLE oncegate.origin IN ACCESS EXCLUSIVE MODE");
-    let listen = format!("listen = \"{address}\"");
-    let process = Gate::before(&upstream).store_url(&database.url).server(&listen).spawn();
-    waits(&process);
-    assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-    let said = "the store has not taken this configuration yet";
-    let line = process.log().lines().find(|line| line.contains(said)).expect("it says that it waits").to_owned();
-    assert!(line.contains("\"store\":\"PostgreSQL "), "{line}");
-    locker.run("COMMIT");
-    assert_eq!(process.address("listening"), Some(address));
-    Request::post("/charges").key("first").body("{}").send(address).expect(200, "executed");
+    // One that the client waits for, and one for which PostgreSQL itself ends the waiting.
+    for table in ["origin", "identity"] {
+        let address = Upstream::free_address();
+        let locker = database.session();
+        locker.run(&format!("BEGIN; LOCK TABLE oncegate.{table} IN ACCESS EXCLUSIVE MODE"));
+        let listen = format!("listen = \"{address}\"");
+        let process = Gate::before(&upstream).store_url(&database.url).server(&listen).spawn();
+        waits(&process);
+        assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        let line = eventually("it says that it waits", || {
+            process.log().lines().find(|line| line.contains("this configuration")).map(str::to_owned)
+        });
+        assert!(line.contains("\"store\":\"PostgreSQL "), "{line}");
+        locker.run("COMMIT");
+        assert_eq!(process.address("listening"), Some(address));
+        Request::post("/charges").key(table).body("{}").send(address).expect(200, "executed");
+    }
 }
 
 #[test]

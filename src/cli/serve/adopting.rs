@@ -14,7 +14,7 @@ use crate::cli::identity_changes::{
 };
 use crate::gate::identity::coverage::{LossReason, LostKeys};
 use crate::gate::{Gate, KNOWN_AFTER, are_in_force, replaces};
-use crate::store::{Error, ErrorKind, IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Store};
+use crate::store::{Error, IdentityChange, LiveKeys, NamespaceRuleSet, NamespaceRules, Store};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::wall_clock;
 
@@ -104,7 +104,7 @@ pub(super) async fn at_start(
             Ok(Ok(changes)) => break changes,
             Ok(Err(unannounced)) => bail!(unannounced),
             // It went away just after it was opened, or another session holds a lock.
-            Err(error) if matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {
+            Err(error) if error.cause().kind.is_passing() => {
                 waiting.readiness.set(Phase::WaitingForStore);
                 if reminder.due().is_some() {
                     tracing::warn!(store = waiting.store, %error, "the store does not take this configuration; trying again every second");

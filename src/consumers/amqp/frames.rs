@@ -119,7 +119,7 @@ async fn open(uri: &AMQPUri) -> io::Result<AsyncTcpStream<Tcp>> {
 /// A connection to the first of these addresses that takes it.
 async fn open_one_of(addresses: Vec<SocketAddr>) -> io::Result<Tcp> {
     let tokio = Tokio::current();
-    let opened = race(ATTEMPT_DELAY, addresses.into_iter(), |address| tokio.tcp_connect_addr(address)).await;
+    let opened = race(ATTEMPT_DELAY, addresses.into_iter(), |address| tokio.tcp_connect_addr(address), |_| false).await;
     opened.map_err(|error| error.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()))
 }
 

@@ -168,7 +168,8 @@ impl Endpoints {
         if let [only] = candidates {
             return self.open_one(only, with_h2).await;
         }
-        let opened = race(ATTEMPT_DELAY, candidates.iter(), |candidate| self.open_one(candidate, with_h2)).await;
+        let opened =
+            race(ATTEMPT_DELAY, candidates.iter(), |candidate| self.open_one(candidate, with_h2), |_| false).await;
         opened.map_err(|error| error.unwrap_or_else(|| NotSent::Connect(io::ErrorKind::AddrNotAvailable.into())))
     }
 

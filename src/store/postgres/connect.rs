@@ -298,7 +298,9 @@ impl Connector {
         };
         let connecting = async {
             let Some(addresses) = addresses else { return at(None).await };
-            let raced = race(NEXT_ADDRESS, addresses.iter(), |address| at(Some(address.ip()))).await;
+            // One that was reached says why it takes no session.
+            let is_answer = |error: &SqlError| error.code().is_some();
+            let raced = race(NEXT_ADDRESS, addresses.iter(), |address| at(Some(address.ip())), is_answer).await;
             raced.map_err(|error| error.unwrap_or_else(late))
         };
         let (client, driven) = tokio::select! {

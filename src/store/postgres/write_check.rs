@@ -168,7 +168,7 @@ impl WriteHealth {
 }
 
 fn is_away(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Locked)
+    kind.is_passing()
 }
 
 #[cfg(test)]

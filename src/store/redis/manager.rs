@@ -300,7 +300,12 @@ impl Shared {
             }
         });
         // A primary that was demoted while partitioned from the others does not know it.
-        let (named, _) = tokio::join!(self.connector.named_elsewhere(&connections), join_all(checks));
+        // Where its id is gone, it is written again before a gate that starts can write another.
+        let (named, _, _) = tokio::join!(
+            self.connector.named_elsewhere(&connections),
+            join_all(checks),
+            self.connector.recognise(&connections)
+        );
         if let (Some(named), Some(node)) = (named, connections.nodes.first()) {
             self.mark_lost(node, &demoted(format!("the Sentinels say that {} is the primary", format_address(&named))));
         }

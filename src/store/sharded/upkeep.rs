@@ -307,5 +307,5 @@ async fn in_time<T>(limit: Duration, answer: impl Future<Output = Result<T, Erro
 }
 
 fn is_away(error: &Error) -> bool {
-    matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Locked)
+    error.cause().kind.is_passing()
 }

@@ -50,10 +50,15 @@ impl Connector {
                 tracing::debug!(error = message(&error), "the id of the store cannot be read");
                 return Ok(());
             }
+            // Of a cluster, the other nodes serve their keys meanwhile.
+            Err(error) if connections.slots.is_some() => {
+                tracing::debug!(error = message(&error), "the node that has the id of the store does not answer");
+                return Ok(());
+            }
             Err(error) => return Err(at(&node.address, &error)),
         };
         let server = format_address(&node.address);
-        if known.is_some() && found.was_missing {
+        if known.is_some() && found.was_missing && found.id.is_some() {
             tracing::error!(
                 server,
                 "Redis has lost its records, or an empty server is in its place: every key is new there, and a retry of what ran \

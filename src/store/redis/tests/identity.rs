@@ -65,6 +65,9 @@ async fn a_store_that_was_emptied_keeps_its_id_among_its_gates() {
     let gates = [Redis::open(&settings(&server)).await.unwrap(), Redis::open(&settings(&server)).await.unwrap()];
     let before = id_at(&server);
     server.run("FLUSHALL").unwrap();
+    let is_back = async || if id_at(&server) == before { Ok(()) } else { Err("the store has no id") };
+    eventually("the id is written again, also without a new connection", is_back).await;
+    server.run("FLUSHALL").unwrap();
     server.kill9();
     server.begin();
     for (number, gate) in (1..).zip(&gates) {
