@@ -46,7 +46,7 @@ fn counters_are_at_zero_before_their_first_event() {
     }
     let errors =
         before.iter().filter(|name| name.starts_with("oncegate_store_errors_total{") && name.contains("\"claim\""));
-    assert_eq!(errors.count(), 6, "{before:#?}");
+    assert_eq!(errors.count(), 7, "{before:#?}");
     assert!(!before.iter().any(|name| name.contains("outcome=\"executed\",route=\"orders\"")), "{before:#?}");
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
     let label = ["route=\"charges\"", "class=\"2xx\""];

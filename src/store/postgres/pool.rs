@@ -92,9 +92,10 @@ impl Pool {
         self.read(None, sql, values).await
     }
 
-    /// The same for anybody else. The server itself ends the wait for a lock.
+    /// The same for anybody else. The server itself ends the wait for a lock. The transaction may lock rows, as a look at whether one is
+    /// held does.
     pub(super) async fn query_unless_locked(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        self.read(Some(&format!("BEGIN READ ONLY; {LOOK_TIMEOUT}")), sql, values).await
+        self.read(Some(&format!("BEGIN; {LOOK_TIMEOUT}")), sql, values).await
     }
 
     async fn read(&self, begin: Option<&str>, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
