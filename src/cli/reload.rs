@@ -59,14 +59,14 @@ pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
     }
     match serde_json::from_slice(&body).context("what answers there is not oncegate's admin listener")? {
         ReloadReport::Reloaded { routes, needs_restart, warnings } => {
+            let said = say_done(|| print(&format!("reloaded; routes: {routes}\n")));
             if !needs_restart.is_empty() {
                 complain(&format!("oncegate: restart the gate to apply {}", needs_restart.join(", ")));
             }
             for warning in warnings {
                 complain(&format!("oncegate: warning: {warning}"));
             }
-            say_done(|| print(&format!("reloaded; routes: {routes}\n")))?;
-            Ok(ExitCode::SUCCESS)
+            said.map(|()| ExitCode::SUCCESS)
         }
         ReloadReport::Refused { detail, problems } if problems.is_empty() => {
             bail!("not reloaded, the gate goes on with the former configuration: {detail}")
