@@ -51,6 +51,7 @@ use crate::telemetry::observed::ObservedReport;
 pub use audit::{AuditWriter, Begun, Outcome};
 pub use readiness::{Phase, Readiness};
 pub use reload::{ReloadProblem, ReloadReport, ReloadRequest};
+pub use resolve::MAX_BODY;
 pub use server::serve;
 pub use tokens::{Role, Secret, Token, UNGUESSABLE};
 pub use wanted::{parse_age, parse_since, parse_time};

@@ -67,7 +67,7 @@ pub(super) fn pairs(query: Option<&str>) -> Result<Vec<(&str, String)>, Problem>
     let mut pairs: Vec<(&str, String)> = Vec::new();
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        // An encoder of forms writes a space so, and the value would be another.
+        // Encoders of forms write a space as `+`: taken for a plus, it would find nothing.
         if MAY_HOLD_SPACE.contains(&name) && value.contains('+') {
             return Err(bad(name, "holds a `+`: write %20 for a space, and %2B for a plus"));
         }

@@ -31,7 +31,7 @@ use crate::idempotency::record::{self, Record, RecordId};
 use crate::store::{Expiry, RecordEntry, Settled, Settlement, deliveries};
 
 /// Largest body, in bytes: it carries an answer in base64.
-const MAX_BODY: usize = 32 * 1024 * 1024;
+pub const MAX_BODY: usize = 32 * 1024 * 1024;
 
 /// How long it may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);

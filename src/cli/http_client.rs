@@ -44,8 +44,8 @@ const HTTPS: &str = "https://";
 /// The heading in the help of the options that say how to reach the admin listener.
 const HEADING: &str = "Admin listener";
 
-/// Where the admin listener of a running gate is. What is wrong with a value is found only once it counts: clap reads the variable also
-/// where a flag takes its place.
+/// Where the admin listener of a running gate is. [`AdminArgs::check`] judges the values, not clap: clap also judges a variable that a
+/// flag overrides.
 #[derive(Args, Debug)]
 pub(super) struct AdminArgs {
     /// The gate's configuration file, whose `[admin]` names the admin listener and its token
@@ -267,7 +267,7 @@ fn read_token(file: PathBuf) -> anyhow::Result<String> {
     Ok(token.to_owned())
 }
 
-/// What is said of a change whose answer is lost. To make it again could be a second change: the key may be claimed anew meanwhile.
+/// The error of a change whose answer is lost. A repeated purge could remove the record of a retry that has claimed the key since.
 const IN_DOUBT: &str = "the change may have been made: see `oncegate audit` before you repeat it";
 
 /// The gate cannot be reached: it was asked nothing.
@@ -303,7 +303,7 @@ impl AdminClient {
         Ok(Self { address: bare(address).to_owned(), authorization, tls, is_recognized: OnceCell::new() })
     }
 
-    /// The JSON of a successful answer; `Value::Null` where it has no body. An error says so where what was asked for may have been done.
+    /// The JSON of a successful answer; `Value::Null` where it has no body. The error of a change says so if the gate may have made it.
     pub(super) async fn send(&self, method: Method, target: &str, body: Option<&Value>) -> anyhow::Result<Value> {
         let changes = method != Method::GET && body.is_none_or(|body| body["dry_run"] != true);
         let (status, body) = self.exchange_within(TIMEOUT, method, target, body).await.map_err(|error| {
@@ -479,11 +479,11 @@ mod tests {
 
     fn asked(args: &[&str]) -> anyhow::Result<AdminClient> {
         #[derive(clap::Parser)]
-        struct Asked {
+        struct CommandLine {
             #[command(flatten)]
             admin: AdminArgs,
         }
-        <Asked as clap::Parser>::try_parse_from([&["oncegate"], args].concat()).unwrap().admin.client()
+        <CommandLine as clap::Parser>::try_parse_from([&["oncegate"], args].concat()).unwrap().admin.client()
     }
 
     #[test]

@@ -10,6 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
 use self::http_client::WrongParameter;
+use self::paging::Output;
 use self::serve::WatchedFile;
 use crate::config::{Flags, Problem, Problems, Resolved, Sources, load};
 use crate::telemetry::logs::{self, Format};
@@ -235,11 +236,9 @@ fn log(problems: &Problems) -> anyhow::Result<()> {
 
 /// Writes what a command was asked for to standard output. A reader that went away wanted no more.
 fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("cannot write the output"),
-        _ => Ok(()),
-    }
+    let mut out = Output::stdout();
+    let written = out.write_all(text.as_bytes());
+    paging::finish(written.map_err(Into::into), &mut out)
 }
 
 /// Runs the future of a command. A lookup of a name that goes on after it is not waited for.

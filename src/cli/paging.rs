@@ -113,15 +113,15 @@ pub(super) fn percent_encode(text: &str) -> String {
 }
 
 /// Standard output, whose errors say that it failed, and not the gate.
-pub(super) struct Output<W>(pub(super) W);
+pub(super) struct Output(io::StdoutLock<'static>);
 
-impl Output<io::StdoutLock<'static>> {
+impl Output {
     pub(super) fn stdout() -> Self {
         Self(io::stdout().lock())
     }
 }
 
-impl<W: Write> Write for Output<W> {
+impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes).map_err(unwritten)
     }
@@ -133,7 +133,7 @@ impl<W: Write> Write for Output<W> {
 
 fn unwritten(error: io::Error) -> io::Error {
     match error.kind() {
-        // Whoever writes tries again.
+        // `write_all` tries again.
         io::ErrorKind::Interrupted => error,
         kind => io::Error::new(kind, format!("cannot write the output: {error}")),
     }

@@ -26,7 +26,7 @@ pub(super) struct Parsed {
     pub lines: Lines,
 }
 
-/// The text of a file, or what is wrong with its bytes, and in which line.
+/// The text of a file; or the line with a byte that no configuration may have, and the error.
 pub(super) fn text(bytes: Vec<u8>) -> Result<String, (usize, Wrong)> {
     let line_of = |offset: usize| bytes[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1;
     if is_utf16(&bytes) {

@@ -21,13 +21,11 @@ use super::{
     Ask, ChangeArgs, FilterArgs, ResolveArgs, SHOWN, WHOLE, ids_of, members_of, one_of, percent_encode, record_path,
     records_of, whole_id,
 };
+use crate::admin::MAX_BODY;
 use crate::cli::complain;
 use crate::cli::http_client::AdminClient;
 use crate::cli::paging::{note_unknown_route, say_done};
 use crate::cli::table::text;
-
-/// Largest body of an answer, in bytes: more than the gate takes, in which it is written as base64.
-const MOST_BODY: u64 = 32 << 20;
 
 pub(super) const PURGE_USAGE: &str = "oncegate records purge [--reason <TEXT>] <ID>
        oncegate records purge --reason <TEXT> <FILTER>... [--yes]
@@ -427,10 +425,10 @@ fn read_body(body: Option<String>) -> anyhow::Result<Vec<u8>> {
             Some(file) => {
                 let mut body = Vec::new();
                 File::open(file)
-                    .and_then(|opened| opened.take(MOST_BODY + 1).read_to_end(&mut body))
+                    .and_then(|opened| opened.take(MAX_BODY as u64 + 1).read_to_end(&mut body))
                     .with_context(|| format!("cannot read the body of {file}"))?;
-                if body.len() as u64 > MOST_BODY {
-                    bail!("{file} has more than {} MiB, which no answer may have", MOST_BODY >> 20);
+                if body.len() > MAX_BODY {
+                    bail!("{file} has more than {} MiB, which no answer may have", MAX_BODY >> 20);
                 }
                 Ok(body)
             }
