@@ -89,17 +89,17 @@ impl Pool {
     /// The rows of a read for a request of a client, in one round trip. Behind a pooler, it stays for as long as another session has its
     /// table locked.
     pub(super) async fn query(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        self.read(None, sql, values).await
+        self.read(LockWait::Unbounded, sql, values).await
     }
 
     /// The same for anybody else. The server itself ends the wait for a lock. The transaction may lock rows, as a look at whether one is
     /// held does.
     pub(super) async fn query_unless_locked(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        self.read(Some(&format!("BEGIN; {LOOK_TIMEOUT}")), sql, values).await
+        self.read(LockWait::Bounded, sql, values).await
     }
 
-    async fn read(&self, begin: Option<&str>, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        match self.run(begin, sql, values).await? {
+    async fn read(&self, wait: LockWait, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        match self.run(wait, sql, values).await? {
             Some(answer) => answer.map_err(|error| error::of_read(&error)),
             None => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
         }
@@ -132,18 +132,18 @@ impl Pool {
 
     /// The rows of a statement that writes.
     pub(super) async fn write(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        self.written(None, sql, values).await
+        self.written(LockWait::Unbounded, sql, values).await
     }
 
     /// The same for upkeep and for what an operator asks for, who hears that it failed where another session has a table locked:
     /// then it may not happen later. The server itself ends the wait, since a cancellation does not get through every pooler.
     pub(super) async fn write_unless_locked(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        self.written(Some(&format!("BEGIN; {LOOK_TIMEOUT}")), sql, values).await
+        self.written(LockWait::Bounded, sql, values).await
     }
 
-    async fn written(&self, begin: Option<&str>, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+    async fn written(&self, wait: LockWait, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
         let interrupted_waits = self.interrupted_waits();
-        match self.run(begin, sql, values).await? {
+        match self.run(wait, sql, values).await? {
             Some(answer) => answer.map_err(|error| error::of_write(&error)).and_then(|rows| {
                 self.expect_replicated(interrupted_waits)?;
                 Ok(rows)
@@ -162,18 +162,20 @@ impl Pool {
         if self.interrupted_waits() == interrupted_waits { Ok(()) } else { Err(CallError::Unreplicated.into_error()) }
     }
 
-    /// Runs a statement, in a transaction of its own if `begin` begins one. No answer where that takes too long.
+    /// Runs a statement. No answer where that takes too long.
     async fn run(
         &self,
-        begin: Option<&str>,
+        wait: LockWait,
         sql: &str,
         values: &[Parameter<'_>],
     ) -> Result<Option<Result<Vec<Row>, SqlError>>, Error> {
         let mut connection = self.check_out().await?;
         let client = connection.client()?;
         let asking = async {
-            let Some(begin) = begin else { return client.query_typed(sql, values).await };
-            client.batch_execute(begin).await?;
+            if wait == LockWait::Unbounded {
+                return client.query_typed(sql, values).await;
+            }
+            client.batch_execute(&format!("BEGIN; {LOOK_TIMEOUT}")).await?;
             let rows = client.query_typed(sql, values).await;
             // After an error, this takes the transaction back.
             let ended = client.batch_execute("COMMIT").await;
@@ -190,6 +192,15 @@ impl Pool {
     pub(super) fn close(&self) {
         self.connections.close();
     }
+}
+
+/// How long the server waits for a lock on behalf of a statement.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LockWait {
+    /// As long as it is held. The statement takes one round trip.
+    Unbounded,
+    /// [`LOOK_TIMEOUT`]. The statement has a transaction of its own, which takes three.
+    Bounded,
 }
 
 /// A connection in use. It is closed unless it is given back: where an answer was not awaited to the end, its state is
